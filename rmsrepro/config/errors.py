@@ -1,0 +1,19 @@
+"""The one exception that means: the user asked for something that cannot be done as asked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A wrong command, key, value or file. The command line prints its message and exits with 2.
+
+    The message says what is wrong, where, what would be valid and what to do.
+    """
+
+
+def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
+    """Return ``"; did you mean a, b?"`` for the choices closest to `word`, or an empty string."""
+    close = difflib.get_close_matches(word, list(dict.fromkeys(choices)), n=limit, cutoff=0.6)
+    return f"; did you mean {', '.join(close)}?" if close else ""
