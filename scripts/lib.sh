@@ -77,8 +77,9 @@ patiently() {
     log=$(mktemp)
     (
         seconds=0
-        # The sleep holds none of our descriptors, or whoever reads our output would wait for it.
-        while sleep 20 >/dev/null 2>&1 </dev/null; do
+        # The sleep holds none of our descriptors, or whoever reads our output would wait for it. An interrupt
+        # does not reach a background job; it ends when this script has gone.
+        while sleep 20 >/dev/null 2>&1 </dev/null && kill -0 $$ 2>/dev/null; do
             seconds=$((seconds + 20))
             printf '    still at it after %d s\n' "$seconds" >&2
         done
