@@ -189,7 +189,7 @@ def test_installed_wheel_works_from_another_directory(built: Path, tmp_path: Pat
         check=True,
         env=environment,
     )
-    # The dependencies are those of the environment that runs this test. On PYTHONPATH .pth files are not read,
+    # The dependencies are those of the environment that runs this test. On PYTHONPATH no .pth file is read,
     # so an editable install of the checkout does not show through.
     environment["PYTHONPATH"] = str(Path(numpy.__file__).parents[1])
     work = tmp_path / "elsewhere"
