@@ -54,18 +54,7 @@ def test_help_is_answered_without_heavy_packages() -> None:
     imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines()}
     assert "rmsrepro" in imported
     assert imported & set(HEAVY) == set()
-    for verb in (
-        "train",
-        "eval",
-        "translate",
-        "sample",
-        "sweep",
-        "status",
-        "bench",
-        "reproduce",
-        "report",
-        "norms",
-    ):
+    for verb in VERBS:
         assert re.search(rf"\b{verb}\b", result.stdout), f"{verb} is missing from --help"
 
 
