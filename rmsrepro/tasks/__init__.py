@@ -1,0 +1,80 @@
+"""The tasks: what a model is trained for, how it is judged and how it is used afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rmsrepro.config.schema import LMConfig, TrainConfig, TranslationConfig
+from rmsrepro.models import build_model
+from rmsrepro.norms import NormSpec
+from rmsrepro.tasks.base import Task, evaluate
+from rmsrepro.tasks.language_modelling import LanguageModelling
+from rmsrepro.tasks.optim import build_optimizer, decayed_parameter_names, learning_rate_factor
+from rmsrepro.tasks.sampling import sample
+from rmsrepro.tasks.scoring import corpus_scores
+from rmsrepro.tasks.search import beam_search, greedy_search
+from rmsrepro.tasks.translation import Translation, translate_texts
+
+__all__ = [
+    "LanguageModelling",
+    "Task",
+    "Translation",
+    "beam_search",
+    "build_optimizer",
+    "build_task",
+    "corpus_scores",
+    "decayed_parameter_names",
+    "evaluate",
+    "greedy_search",
+    "learning_rate_factor",
+    "norm_spec",
+    "sample",
+    "translate_texts",
+]
+
+
+def build_task(config: TrainConfig, data: Any) -> Task:
+    """Return the Lightning module of a run: a freshly initialised model and its task.
+
+    `config` is resolved (no size left open); `data` is a prepared data module, whose vocabularies size
+    the model. Initial weights depend on `config.seed` and the parameters' names alone, so two runs that
+    differ in their norm start from identical shared weights.
+
+    Raises:
+        TypeError: a task configuration of an unknown kind.
+    """
+    task = config.task
+    if not isinstance(task, LMConfig | TranslationConfig):
+        raise TypeError(f"unknown kind of task configuration: {type(task).__name__}")
+    max_len = config.data.max_len
+    if isinstance(task, TranslationConfig) and task.max_decode_len is not None:
+        # Position tables have to hold the longest hypothesis too.
+        max_len = max(max_len, task.max_decode_len)
+    model = build_model(
+        config.model,
+        "lm" if isinstance(task, LMConfig) else "translation",
+        src_vocab=data.src_vocab,
+        tgt_vocab=data.tgt_vocab,
+        max_len=max_len,
+        norm=norm_spec(config),
+        placement=config.placement,
+        sites=config.sites,
+        seed=config.seed,
+    )
+    return (
+        LanguageModelling(config, model, data) if isinstance(task, LMConfig) else Translation(config, model)
+    )
+
+
+def norm_spec(config: TrainConfig) -> NormSpec:
+    """The run's norm as the models take it; parameters that are None were not set."""
+    norm = config.norm
+    given = dict(norm) if isinstance(norm, Mapping) else dataclasses.asdict(norm)
+    name = given.pop("name")
+    return NormSpec(
+        name=name,
+        params={key: value for key, value in given.items() if value is not None},
+        backend=config.backend.value,
+    )
