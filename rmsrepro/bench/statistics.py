@@ -1,0 +1,174 @@
+"""From raw samples to a ratio with its interval.
+
+A ratio is formed within a round, where both arms met the same state of the machine. Rounds of one
+process share its memory layout and are not independent; so each process gives one number, the
+median of its log ratios, and the interval is a t interval over the processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class BlockSample:
+    """The time of one block of equal steps. The fields are the columns of samples.csv."""
+
+    process: int
+    round: int
+    position: int
+    """Place of the arm within its round, from 0."""
+    arm: str
+    seconds_per_step: float
+    steps_in_block: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate, and its confidence interval (both in the same unit)."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def excludes(self, value: float) -> bool:
+        return value < self.low or value > self.high
+
+    def bounds(self) -> list[float]:
+        return [self.low, self.high]
+
+
+def t_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Student's interval of the mean of independent `values`, at least two of them."""
+    if len(values) < 2:
+        raise ValueError(f"an interval needs at least 2 values, got {len(values)}")
+    mean = fmean(values)
+    quantile = float(stats.t.ppf((1 + level) / 2, df=len(values) - 1))
+    half = quantile * stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+class PairedSamples:
+    """Samples, looked up by process and round."""
+
+    def __init__(self, samples: Iterable[BlockSample]) -> None:
+        self._seconds: dict[int, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        for sample in samples:
+            arms = self._seconds[sample.process][sample.round]
+            if sample.arm in arms:
+                raise ValueError(
+                    f"process {sample.process}, round {sample.round} has {sample.arm!r} more than once"
+                )
+            arms[sample.arm] = sample.seconds_per_step
+
+    def times(self, arm: Sequence[str]) -> list[float]:
+        """Seconds per step of `arm` in every round, of all processes.
+
+        An arm measured as several twins counts once a round, as their geometric mean.
+        """
+        rounds = (arms for process in self._seconds.values() for arms in process.values())
+        return [math.exp(_mean_log(arms, arm)) for arms in rounds if all(name in arms for name in arm)]
+
+    def log_ratios(self, arm: Sequence[str], baseline: Sequence[str]) -> dict[int, list[float]]:
+        """log(t_arm / t_baseline) of every round that has both, by process."""
+        found: dict[int, list[float]] = {}
+        for process, rounds in self._seconds.items():
+            ratios = [
+                _mean_log(arms, arm) - _mean_log(arms, baseline)
+                for arms in rounds.values()
+                if all(name in arms for name in (*arm, *baseline))
+            ]
+            if ratios:
+                found[process] = ratios
+        return found
+
+
+def _mean_log(seconds: Mapping[str, float], names: Sequence[str]) -> float:
+    return fmean(math.log(seconds[name]) for name in names)
+
+
+@dataclass(frozen=True)
+class RatioEstimate:
+    """t_arm / t_baseline with its interval at `level`, over `num_processes` processes."""
+
+    ratio: Interval
+    num_rounds: int
+    """Paired rounds, all processes together."""
+    num_processes: int
+    process_ratios: dict[int, float]
+    """The median ratio of each process."""
+
+
+def estimate_ratio(
+    samples: PairedSamples, arm: Sequence[str], baseline: Sequence[str], *, level: float = 0.95
+) -> RatioEstimate:
+    """Estimate t_arm / t_baseline.
+
+    Args:
+        arm, baseline: names of the twins; the time of several is their geometric mean in the round.
+
+    Raises:
+        ValueError: fewer than two processes measured both.
+    """
+    by_process = samples.log_ratios(arm, baseline)
+    medians = {process: median(ratios) for process, ratios in sorted(by_process.items())}
+    logs = t_interval(list(medians.values()), level=level)
+    return RatioEstimate(
+        ratio=Interval(math.exp(logs.estimate), math.exp(logs.low), math.exp(logs.high)),
+        num_rounds=sum(len(ratios) for ratios in by_process.values()),
+        num_processes=len(medians),
+        process_ratios={process: math.exp(value) for process, value in medians.items()},
+    )
+
+
+@dataclass(frozen=True)
+class AAControl:
+    """The same arm against itself: what this machine shows where there is no difference."""
+
+    ratio: Interval
+    """Second twin over first, at 95 %."""
+    trusted: bool
+    flags: list[str]
+
+
+def aa_control(
+    samples: PairedSamples, twins: Sequence[str], *, precision: float, cells: int = 1
+) -> AAControl:
+    """Judge the two `twins`.
+
+    Not trusted when their ratio is off by more than `precision`, or when its interval at
+    1 - 0.05 / `cells` excludes 1 (so that the chance of one false alarm in the report is 5 %).
+    """
+    first, second = twins
+    ratio = estimate_ratio(samples, [second], [first]).ratio
+    flags = []
+    if abs(ratio.estimate - 1) > precision:
+        flags.append(
+            f"A/A: two equal arms differ by {100 * (ratio.estimate - 1):+.1f} %, more than the "
+            f"precision of {100 * precision:g} %"
+        )
+    strict = estimate_ratio(samples, [second], [first], level=1 - 0.05 / cells).ratio
+    if strict.excludes(1.0):
+        flags.append(
+            f"A/A: the interval of two equal arms [{strict.low:.4f}, {strict.high:.4f}] excludes 1 "
+            f"at .05 over {cells} cell{'s' if cells > 1 else ''}"
+        )
+    return AAControl(ratio=ratio, trusted=not flags, flags=flags)
+
+
+def time_reduction(ratio: Interval) -> Interval:
+    """100 * (1 - ratio) in per cent, as the paper computes it (Zhang & Sennrich 2019, Section 6)."""
+    return Interval(100 * (1 - ratio.estimate), 100 * (1 - ratio.high), 100 * (1 - ratio.low))
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and interquartile range."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return float(middle), float(high - low)

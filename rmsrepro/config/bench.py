@@ -1,0 +1,89 @@
+"""The configuration of a paired timing. Imports no torch, so that `rmsrepro --help` stays fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.schema import TrainConfig
+
+LEVELS = ("step",)
+
+
+@dataclass
+class BenchConfig:
+    """How to time: the `bench` group."""
+
+    name: str = "step"
+    """The level. step: a whole training step with its optimiser, as a bare loop."""
+    norms: list[str] = field(default_factory=lambda: ["layernorm", "rmsnorm", "prmsnorm"])
+    """The arms; layernorm is the baseline and is added when missing."""
+    backends: list[str] = field(default_factory=lambda: ["composite"])
+    """Each norm is timed with each of these, and compared with the layernorm of the same backend."""
+    processes: int = 8
+    """Fresh processes, one after another. The process is the unit of inference, so at least two."""
+    budget_s: float = 120.0
+    """Wall-clock seconds for all processes together, their start and warm-up included. A target:
+    each process measures at least the fewest rounds that give a usable median."""
+    precision: float = 0.02
+    """Relative precision aimed at: 0.02 is 2 %. Bounds the A/A control and the number of rounds."""
+    rounds: int | None = None
+    """Rounds in each process; None: a pilot in the first process decides, from budget and precision."""
+    warmup_s: float = 1.0
+    """Least warm-up of each arm in each process; it goes on, at most four times as long, until stable."""
+    block_s: float = 0.02
+    """Least length of a timed block (longer where the clock is coarse)."""
+    num_batches: int = 8
+    """Batches prepared outside the clock, and used over and over."""
+    num_threads: int | None = None
+    """Threads of torch on the CPU; None: trainer.num_threads, and without that torch's own choice."""
+    seed: int = 0
+    """Orders the arms within rounds and the building of the arms; apart from the run's seed."""
+    cells: int = 1
+    """Comparisons in the whole report: the A/A control tests at .05 divided by it."""
+    max_other_load: float = 0.15
+    """Cores kept busy by other programs, above which the timing is not trusted."""
+    timeout_s: float | None = None
+    """A process is stopped after so many seconds; None: a generous multiple of its share."""
+    lock_wait_s: float = 600.0
+    """How long to wait for another bench on this machine to end."""
+    reuse: bool = False
+    """Take an earlier timing with the same key instead of measuring again."""
+
+
+@dataclass
+class BenchJobConfig(TrainConfig):
+    """What `rmsrepro bench` is composed into: what to run, as for training, and how to time it."""
+
+    bench: BenchConfig = field(default_factory=BenchConfig)
+
+
+def check_bench_config(config: BenchConfig) -> None:
+    """Raise UserError for a value that cannot be measured with."""
+    if config.name not in LEVELS:
+        hint = nearest(config.name, LEVELS)
+        raise UserError(f"bench={config.name}: no such level{hint}; there is: {', '.join(LEVELS)}")
+    if config.processes < 2:
+        raise UserError(
+            f"bench.processes={config.processes}: the interval is taken over processes, so it needs at "
+            "least 2 (8 for a figure worth quoting)"
+        )
+    if not 0 < config.precision < 1:
+        raise UserError(
+            f"bench.precision={config.precision}: a fraction between 0 and 1 is needed; write 2 % as 0.02"
+        )
+    if config.rounds is not None and config.rounds < 1:
+        raise UserError(f"bench.rounds={config.rounds}: at least 1, or null to let a pilot decide")
+    for key in ("budget_s", "block_s"):
+        if not getattr(config, key) > 0:
+            raise UserError(f"bench.{key}={getattr(config, key)}: must be above 0 seconds")
+    for key in ("warmup_s", "lock_wait_s", "max_other_load"):
+        if not getattr(config, key) >= 0:
+            raise UserError(f"bench.{key}={getattr(config, key)}: must not be negative")
+    for key in ("num_batches", "cells"):
+        if getattr(config, key) < 1:
+            raise UserError(f"bench.{key}={getattr(config, key)}: at least 1")
+    if config.num_threads is not None and config.num_threads < 1:
+        raise UserError(f"bench.num_threads={config.num_threads}: at least 1, or null for torch's choice")
+    if config.timeout_s is not None and not config.timeout_s > 0:
+        raise UserError(f"bench.timeout_s={config.timeout_s}: must be above 0 seconds, or null")

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from rmsrepro.bench.planning import MIN_ROUNDS, Plan, decide_rounds
+from rmsrepro.bench.protocol import Clock, PairedTimer, timed_block
+from rmsrepro.bench.statistics import PairedSamples, estimate_ratio
+
+
+class FakeTime:
+    """A clock that moves only when a step says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.log: list[str] = []
+
+    def clock(self, resolution: float = 1e-7) -> Clock:
+        return Clock(lambda: self.log.append("sync"), self._read, resolution)
+
+    def _read(self) -> float:
+        self.log.append("read")
+        return self.seconds
+
+    def step(self, cost: float | Callable[[int], float], name: str = "step") -> Callable[[], None]:
+        calls = 0
+
+        def run() -> None:
+            nonlocal calls
+            self.log.append(name)
+            self.seconds += cost(calls) if callable(cost) else cost
+            calls += 1
+
+        return run
+
+
+def test_the_device_is_synchronised_right_before_each_reading() -> None:
+    fake = FakeTime()
+    timed_block(fake.step(1.0), 3, fake.clock())
+    assert fake.log == ["sync", "read", "step", "step", "step", "sync", "read"]
+
+
+def test_every_reading_of_a_whole_measurement_is_synchronised() -> None:
+    fake = FakeTime()
+    timer = PairedTimer({"a": fake.step(0.01), "b": fake.step(0.02)}, fake.clock(), seed=0)
+    timer.warm_up(0.1)
+    timer.block_plan(least_block_s=0.05)
+    timer.rounds(Plan(rounds=4, steps_in_block=3, lead_in=1))
+    readings = [place for place, what in enumerate(fake.log) if what == "read"]
+    assert len(readings) >= 2 * 2 * 4
+    assert all(fake.log[place - 1] == "sync" for place in readings)
+    assert fake.log.count("sync") == len(readings)
+
+
+def test_collection_is_off_inside_a_block_and_back_on_after_it() -> None:
+    seen = []
+    timed_block(lambda: seen.append(gc.isenabled()), 2, FakeTime().clock())
+    assert seen == [False, False]
+    assert gc.isenabled()
+
+
+def test_collection_is_back_on_after_a_step_that_fails() -> None:
+    with pytest.raises(ZeroDivisionError):
+        timed_block(lambda: 1 / 0, 1, FakeTime().clock())
+    assert gc.isenabled()
+
+
+def test_ratios_are_exact_on_an_exact_clock() -> None:
+    fake = FakeTime()
+    samples = []
+    for process in range(2):
+        timer = PairedTimer(
+            {"a": fake.step(0.009), "b1": fake.step(0.010), "b2": fake.step(0.010)},
+            fake.clock(),
+            seed=process,
+        )
+        samples += timer.rounds(Plan(rounds=5, steps_in_block=2, lead_in=1), process=process)
+    found = estimate_ratio(PairedSamples(samples), ["a"], ["b1", "b2"])
+    assert found.ratio.estimate == pytest.approx(0.9, rel=1e-12)
+    assert found.ratio.low == pytest.approx(0.9, rel=1e-9)
+    assert found.ratio.high == pytest.approx(0.9, rel=1e-9)
+
+
+def test_each_arm_runs_once_a_round_in_an_order_that_the_seed_decides() -> None:
+    def orders(seed: int) -> list[tuple[str, ...]]:
+        fake = FakeTime()
+        timer = PairedTimer({name: fake.step(0.01) for name in "abcd"}, fake.clock(), seed=seed)
+        samples = timer.rounds(Plan(rounds=40, steps_in_block=1, lead_in=0))
+        found = []
+        for number in range(40):
+            own = sorted((s for s in samples if s.round == number), key=lambda s: s.position)
+            assert [sample.position for sample in own] == [0, 1, 2, 3]
+            found.append(tuple(sample.arm for sample in own))
+        return found
+
+    first = orders(1)
+    assert all(Counter(order) == Counter("abcd") for order in first)
+    assert orders(1) == first
+    assert orders(2) != first
+    assert len(set(first)) > 10
+    assert {order[0] for order in first} == set("abcd")
+
+
+def test_steps_are_counted_alike_and_lead_in_steps_are_not_timed() -> None:
+    fake = FakeTime()
+    # The first step after another arm costs 1 s more: the lead-in takes it.
+    last = ""
+
+    def arm(name: str) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal last
+            fake.seconds += 0.01 if last == name else 1.01
+            last = name
+            fake.log.append(name)
+
+        return run
+
+    timer = PairedTimer({name: arm(name) for name in "ab"}, fake.clock(), seed=0)
+    samples = timer.rounds(Plan(rounds=3, steps_in_block=4, lead_in=1))
+    assert [sample.seconds_per_step for sample in samples] == pytest.approx([0.01] * 6)
+    assert {sample.steps_in_block for sample in samples} == {4}
+    assert fake.log.count("a") == fake.log.count("b") == 3 * 5
+
+
+def test_between_rounds_the_caller_is_told() -> None:
+    fake = FakeTime()
+    told: list[int] = []
+    timer = PairedTimer({"a": fake.step(0.01)}, fake.clock(), seed=0, on_round=told.append)
+    timer.rounds(Plan(rounds=3, steps_in_block=1, lead_in=0))
+    assert told == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("cost", "resolution", "steps", "lead_in"),
+    [
+        (0.001, 1e-7, 20, 1),  # 20 ms of 1 ms steps
+        (0.3, 1e-7, 1, 0),  # long steps: one is enough
+        (0.001, 1e-3, 1000, 1),  # a clock that ticks every ms: a second, so that a tick is 0.1 %
+    ],
+)
+def test_blocks_are_long_enough_for_the_clock(
+    cost: float, resolution: float, steps: int, lead_in: int
+) -> None:
+    fake = FakeTime()
+    arms = {"fast": fake.step(cost), "slow": fake.step(3 * cost)}
+    timer = PairedTimer(arms, fake.clock(resolution), seed=0)
+    found = timer.block_plan(least_block_s=0.02)
+    assert found == (pytest.approx(steps, abs=1), lead_in)
+    assert found[0] * cost >= resolution / 1e-3 * (1 - 1e-9)
+
+
+def test_warm_up_lasts_as_long_as_asked_and_is_reported() -> None:
+    fake = FakeTime()
+    timer = PairedTimer({"a": fake.step(0.01, "a"), "b": fake.step(0.02, "b")}, fake.clock(), seed=0)
+    found = timer.warm_up(1.0)
+    assert found.stable
+    assert found.steps == fake.log.count("a") == fake.log.count("b")
+    assert found.seconds["a"] == pytest.approx(found.steps * 0.01)
+    assert found.seconds["b"] == pytest.approx(found.steps * 0.02)
+    assert 1.0 <= found.seconds["a"] < 1.5
+
+
+def test_warm_up_goes_on_while_an_arm_still_gets_faster() -> None:
+    fake = FakeTime()
+    timer = PairedTimer(
+        {"a": fake.step(0.01), "b": fake.step(lambda call: 0.02 if call < 60 else 0.01)},
+        fake.clock(),
+        seed=0,
+    )
+    found = timer.warm_up(1.0)
+    assert found.stable
+    assert found.steps > 126
+
+
+def test_warm_up_ends_and_says_so_when_an_arm_never_settles() -> None:
+    fake = FakeTime()
+    timer = PairedTimer(
+        {"a": fake.step(0.01), "b": fake.step(lambda call: 0.01 * 1.005**call)}, fake.clock(), seed=0
+    )
+    found = timer.warm_up(1.0)
+    assert not found.stable
+    assert found.seconds["a"] < 6.0
+
+
+def test_warm_up_meets_every_batch() -> None:
+    fake = FakeTime()
+    timer = PairedTimer({"a": fake.step(1.0)}, fake.clock(), seed=0)
+    assert timer.warm_up(0.5, least_steps=12).steps >= 12
+
+
+def test_the_real_clock_has_a_resolution_far_below_a_millisecond() -> None:
+    assert 0 < Clock().resolution < 1e-3
+
+
+def test_no_arm_is_refused() -> None:
+    with pytest.raises(ValueError, match="no arm"):
+        PairedTimer({}, FakeTime().clock(), seed=0)
+
+
+def test_rounds_serve_the_precision_where_the_budget_allows() -> None:
+    # Median absolute deviation .02: sd .02965; (4 * 1.253 * .02965 / .02)^2 = 55.2.
+    pilot = {"a": [0.0, 0.02, -0.02, 0.02, -0.02, 0.5, 0.0]}
+    rounds, reason = decide_rounds(pilot, precision=0.02, round_s=0.1, available_s=100)
+    assert rounds == 56
+    assert "enough for the precision" in reason
+
+
+def test_rounds_are_bounded_by_the_budget() -> None:
+    pilot = {"a": [0.0, 0.02, -0.02, 0.02, -0.02]}
+    rounds, reason = decide_rounds(pilot, precision=0.02, round_s=1.0, available_s=30.5)
+    assert rounds == 30
+    assert "56 would serve the precision" in reason
+
+
+def test_a_budget_that_pays_for_nothing_still_gives_a_median() -> None:
+    rounds, reason = decide_rounds({"a": [0.0, 0.1]}, precision=0.02, round_s=1.0, available_s=-3)
+    assert rounds == MIN_ROUNDS
+    assert "would pay for 0" in reason
