@@ -359,7 +359,8 @@ class TrainConfig:
     out_dir: str = "outputs"
     plugins: list[str] = field(default_factory=list)
     """Python modules imported before composing, which register norms."""
-    study: str | None = None
+    study_name: str | None = None
+    """The study this run belongs to (written as `study=NAME` on the command line)."""
     experiment: str | None = None
     ckpt: str | None = None
     """Continue from this checkpoint as a new run with `parent`."""

@@ -1,0 +1,164 @@
+"""The command line: `rmsrepro VERB [key=value ...]`.
+
+Thin on purpose: it reads the verb and its own options, and hands over. Nothing heavy is imported before
+a verb needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rmsrepro.config.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from rmsrepro.config.overrides import Override
+
+OVERVIEW = """\
+rmsrepro: does RMSNorm train as well as LayerNorm, and what does it save in time?
+
+usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
+
+  train      one training run               rmsrepro train norm=rmsnorm model=gru
+  eval       loss and scores of a model     rmsrepro eval ckpt=outputs/runs/RUN
+  translate  lines of text from a pipe      rmsrepro translate ckpt=RUN < file
+  sample     text from a language model     rmsrepro sample ckpt=RUN prompt="To be"
+  sweep      many runs, resumable           rmsrepro sweep norm=layernorm,rmsnorm seed=1,2,3
+  status     what is done, running, left    rmsrepro status watch=true
+  bench      paired timing of norms         rmsrepro bench norm=layernorm,rmsnorm model=gru
+  reproduce  runs + timing + report         rmsrepro reproduce study=quick
+  report     the page, from the records     rmsrepro report
+  norms      the norms and their parameters rmsrepro norms
+
+Everything is written to ./outputs (out_dir=DIR to change it). All keys of a training run, with the
+file each value comes from: rmsrepro train show=true
+exit codes: 0 done, 1 something failed, 2 the command is wrong, 130/143 interrupted"""
+
+HELP = {
+    "train": """\
+usage: rmsrepro train [key=value ...]
+
+One training run. The same command again does nothing when it is finished, and goes on when it is not.
+
+  norm=layernorm|rmsnorm|prmsnorm|...   norm.eps=1e-6 norm.p=0.25   (rmsrepro norms lists them)
+  model=transformer|gru                 model.size=tiny|small|paper model.d_model=128
+  task=lm                               data=pydoc|tinyshakespeare|wikitext|text_files
+  task=translation                      data=cldr|multi30k|wmt14|parallel_files  data.path=FOLDER
+  placement=pre|post|sandwich|res_post  sites=[gates_x,cand_x]   backend=auto|composite|torch
+  optim.lr=3e-3 trainer.max_steps=300 precision=32|bf16-mixed seed=1
+  experiment=NAME    a ready set of values (conf/experiment)
+  show=true          print the composed config and where each part comes from, and stop
+  ckpt=PATH trainer.max_steps=N   continue a checkpoint as a new run
+  rerun=true         train again although it is finished
+  tracker=none       no wandb mirror (by default it is offline: no account, no network)""",
+    "eval": """\
+usage: rmsrepro eval ckpt=RUN [split=val|test|both] [data.path=...] [task.beam_size=5]
+
+Loss and, for translation, BLEU and chrF of a trained model on its data. RUN is a run's folder or a
+.ckpt file. Keys of data and task are taken as overrides of the trained config.""",
+    "translate": """\
+usage: rmsrepro translate ckpt=RUN [beam_size=5] [length_penalty=1.0] < source > translation
+
+Reads one sentence a line from the standard input and writes one translation a line.""",
+    "sample": """\
+usage: rmsrepro sample ckpt=RUN [prompt=TEXT] [num_tokens=200] [temperature=1.0] [top_k=K] [seed=0]
+
+Writes text with a trained language model. temperature=0 takes the likeliest token each time.""",
+    "sweep": """\
+usage: rmsrepro sweep study=NAME [key=value ...]      rmsrepro sweep norm=a,b model=gru,transformer seed=1,2,3
+
+Every combination of the values, finished runs skipped. All jobs are composed before the first starts.
+
+  dry_run=true                list the jobs and what is left, and stop
+  launcher=basic|joblib       one after another, or n_jobs=N worker processes
+  on_error=continue|stop      what to do after a job has failed""",
+    "status": """\
+usage: rmsrepro status [watch=true] [out_dir=DIR]
+
+Runs that are done, running, failed and left, and the time to go.""",
+    "bench": """\
+usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm] [backend=composite,torch] [key=value ...]
+
+Times a whole training step with each norm: interleaved rounds in several fresh processes, LayerNorm
+twice as a control. The keys of train say what is timed (model, task, data, precision, ...).
+
+  bench.processes=8   fresh processes (the unit of the interval)
+  bench.budget_s=120  seconds in all          bench.precision=0.02   half-width aimed at""",
+    "reproduce": """\
+usage: rmsrepro reproduce study=smoke|quick|... [key=value ...]
+
+Trains the study's runs (finished ones are skipped), times a step with each norm, builds the page and
+prints the scorecard.""",
+    "report": """\
+usage: rmsrepro report [study=NAME] [out_dir=DIR] [watch=true]
+
+Builds one self-contained HTML page, and results.csv beside it, from whatever records exist.""",
+    "norms": """\
+usage: rmsrepro norms [plugins=[module,...]]
+
+The norms with their parameters, defaults and backends.""",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP.get(arguments[1], OVERVIEW) if len(arguments) > 1 else OVERVIEW)
+        return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        from rmsrepro import __version__
+
+        print(__version__)
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    try:
+        if verb not in HELP:
+            raise UserError(
+                f"there is no verb {verb!r}{nearest(verb, HELP)} (one of: {', '.join(HELP)}; "
+                "rmsrepro --help tells what they do)"
+            )
+        if any(item in ("-h", "--help") for item in rest):
+            print(HELP[verb])
+            return 0
+        return _run(verb, rest)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(verb: str, arguments: Sequence[str]) -> int:
+    from rmsrepro.config.overrides import split_override
+
+    overrides = [split_override(item) for item in arguments]
+    from rmsrepro import verbs
+    from rmsrepro.runs.interruption import Interrupted
+
+    table: dict[str, Callable[[list[Override]], int]] = {
+        "train": verbs.train,
+        "eval": verbs.evaluate,
+        "translate": verbs.translate,
+        "sample": verbs.sample,
+        "sweep": verbs.sweep,
+        "status": verbs.status,
+        "bench": verbs.bench,
+        "reproduce": verbs.reproduce,
+        "report": verbs.report,
+        "norms": verbs.norms,
+    }
+    try:
+        return table[verb](overrides)
+    except Interrupted as interrupted:
+        return interrupted.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""From overrides to a typed `TrainConfig` through Hydra, with one clear message for each mistake.
+
+`Composer` is opened once a command; `Composer.train(overrides)` composes one job. Norm names and their
+parameters are handed in (`register_schemas`), so that this package imports no norm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import MISSING, Field, field, fields, make_dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rmsrepro.config import schema
+from rmsrepro.config.bench import BenchJobConfig
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.overrides import Override, unknown_choice, unquote
+from rmsrepro.config.paths import group_choices, packaged_conf_dir, user_conf_dir
+
+GROUPS = ("norm", "model", "task", "data", "optim", "trainer", "tracker", "experiment", "debug", "bench")
+
+_NODES: dict[str, dict[str, type]] = {
+    "model": {"transformer": schema.TransformerConfig, "gru": schema.GRUConfig},
+    "task": {"lm": schema.LMConfig, "translation": schema.TranslationConfig},
+    "data": {
+        "pydoc": schema.PydocConfig,
+        "tinyshakespeare": schema.TinyShakespeareConfig,
+        "wikitext": schema.WikitextConfig,
+        "text_files": schema.TextFilesConfig,
+        "cldr": schema.CldrConfig,
+        "multi30k": schema.Multi30kConfig,
+        "wmt14": schema.Wmt14Config,
+        "parallel_files": schema.ParallelFilesConfig,
+    },
+}
+
+
+def register_schemas(norms: Mapping[str, type]) -> None:
+    """Store the schemas in Hydra's config store.
+
+    Args:
+        norms: the parameter dataclass of each norm that may be named, plug-ins included. Together
+            their fields make the `norm` node: each optional, None meaning "the norm's own default".
+    """
+    store = ConfigStore.instance()
+    store.store(group="schema", name="train", node=schema.TrainConfig)
+    store.store(group="schema", name="bench", node=BenchJobConfig)
+    for group, nodes in _NODES.items():
+        for name, node in nodes.items():
+            store.store(group=f"schema/{group}", name=name, node=node)
+    hints: dict[str, Any] = {}
+    for params in norms.values():
+        resolved = get_type_hints(params)
+        for item in fields(params):
+            hint = resolved[item.name]
+            if item.name in hints and hints[item.name] != hint | None:
+                hints[item.name] = Any
+            else:
+                hints[item.name] = hint | None if hint is not Any else Any
+    members: list[tuple[str, Any, Field[Any]]] = [("name", str, field(default="???"))]
+    members += [(name, hint, field(default=None)) for name, hint in sorted(hints.items())]
+    store.store(group="schema", name="norm", node=make_dataclass("NormConfig", members))
+    files = set(group_choices("norm"))
+    for name in norms:
+        if name not in files:
+            store.store(group="norm", name=name, node={"name": name})
+
+
+class Composer(AbstractContextManager["Composer"]):
+    """Hydra, initialised on the built-in configuration with the user's `./conf` joined to it."""
+
+    def __init__(self, norms: Mapping[str, type], config_name: str = "train") -> None:
+        self._norms = norms
+        self._config_name = config_name
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+
+    def __enter__(self) -> Composer:
+        GlobalHydra.instance().clear()
+        register_schemas(self._norms)
+        self._hydra = initialize_config_dir(str(packaged_conf_dir()), version_base="1.3")
+        self._hydra.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hydra.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def raw(self, overrides: Sequence[Override]) -> DictConfig:
+        """Compose the DictConfig of one job.
+
+        Raises:
+            UserError: an unknown group, choice or key, or a value of the wrong type.
+        """
+        groups = [item for item in overrides if item.key in GROUPS]
+        values = [item for item in overrides if item.key not in GROUPS]
+        for item in groups:
+            self._check_choice(item)
+        base = self._base(groups)
+        known = _keys(base)
+        for item in values:
+            self._check_key(item, base, known)
+        return self._compose([item.text for item in [*groups, *values]])
+
+    def files(self, overrides: Sequence[Override]) -> dict[str, str]:
+        """Return where each top-level node of the composed config comes from (for `show=true`)."""
+        chosen = {item.key: unquote(item.value) for item in overrides if item.key in GROUPS}
+        config = compose(self._config_name, overrides=self._texts([o.text for o in overrides]), return_hydra_config=True)
+        choices = dict(config.hydra.runtime.choices) | chosen
+        folders = [folder for folder in (user_conf_dir(), packaged_conf_dir()) if folder]
+        found: dict[str, str] = {}
+        for group in GROUPS:
+            name = choices.get(group)
+            files = [folder / group / f"{name}.yaml" for folder in folders]
+            existing = [file for file in files if file.is_file()]
+            if name and str(name) != "null":
+                found[group] = _display(existing[0]) if existing else f"{group} {name} (registered in Python)"
+        return found
+
+    def _texts(self, texts: Sequence[str]) -> list[str]:
+        own = user_conf_dir()
+        search = [f"hydra.searchpath=['file://{own.as_posix()}']"] if own else []
+        return [*search, *texts]
+
+    def _compose(self, texts: Sequence[str]) -> DictConfig:
+        try:
+            return compose(self._config_name, overrides=self._texts(texts))
+        except Exception as error:
+            raise UserError(_explain(error)) from error
+
+    def _base(self, groups: Sequence[Override]) -> DictConfig:
+        key = tuple(item.text for item in groups)
+        if key not in self._bases:
+            self._bases[key] = self._compose(key)
+        return self._bases[key]
+
+    def _check_choice(self, item: Override) -> None:
+        value = unquote(item.value)
+        choices = group_choices(item.key)
+        if item.key == "norm":
+            choices = sorted({*choices, *self._norms})
+        if value in ("null", "None") and item.key in ("experiment", "debug"):
+            return
+        if value not in choices:
+            raise UserError(unknown_choice(item.key, value, choices))
+
+    def _check_key(self, item: Override, base: DictConfig, known: list[str]) -> None:
+        if item.key in known:
+            if item.key.endswith(".name") and item.key.split(".")[0] in ("norm", "model", "task", "data"):
+                group = item.key.split(".")[0]
+                raise UserError(f"{item.text}: the name follows from the choice; write {group}={item.value}")
+            return
+        parents = [name for name in known if name.startswith(item.key + ".")]
+        if parents:
+            raise UserError(
+                f"{item.text}: {item.key} is a group of keys, not a value; set one of: {', '.join(parents)}"
+            )
+        hint = nearest(item.key, known) or nearest(item.key.rsplit(".", 1)[-1], [k.rsplit(".", 1)[-1] for k in known])
+        head = item.key.rsplit(".", 1)[0]
+        siblings = [name for name in known if "." in item.key and name.rsplit(".", 1)[0] == head]
+        chosen = base.get(item.key.split(".")[0])
+        what = f" with {item.key.split('.')[0]}={chosen.name}" if isinstance(chosen, DictConfig) and chosen.get("name") else ""
+        listing = f" (keys there: {', '.join(siblings)})" if siblings else " (rmsrepro train show=true lists all keys)"
+        raise UserError(f"{item.text}: there is no key {item.key}{what}{hint}{listing}")
+
+
+def to_train_config(config: DictConfig, experiment: str | None = None) -> schema.TrainConfig:
+    """Convert at the one boundary after which nothing knows of Hydra or OmegaConf.
+
+    Raises:
+        UserError: a required value is missing.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"a value is missing: {', '.join(missing)}; give it as {missing[0]}=VALUE")
+    try:
+        result = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(_explain(error)) from error
+    assert isinstance(result, schema.TrainConfig)
+    norm = result.norm
+    result.norm = {
+        item.name: value.value if isinstance(value, Enum) else value
+        for item in fields(norm)
+        if (value := getattr(norm, item.name)) is not None
+    }
+    if experiment is not None:
+        result.experiment = experiment
+    return result
+
+
+def plain(value: Any) -> Any:
+    """Return a config dataclass as nested dicts of JSON's types (enums by their value)."""
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "__dataclass_fields__"):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def from_plain(data: Mapping[str, Any]) -> schema.TrainConfig:
+    """Rebuild a `TrainConfig` from what `plain` gave (a record's or checkpoint's config).
+
+    Keys that this version does not know are ignored, absent ones take their defaults, so that records of
+    an older version stay readable.
+
+    Raises:
+        UserError: the data names a model, task or data source that does not exist.
+    """
+    return _build(schema.TrainConfig, {**data, "norm": dict(data.get("norm", {}))})  # type: ignore[no-any-return]
+
+
+def _build(kind: type, data: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    values = {}
+    for item in fields(kind):
+        if item.name not in data:
+            if item.default is MISSING and item.default_factory is MISSING:
+                raise UserError(f"{kind.__name__}: {item.name} is missing")
+            continue
+        values[item.name] = _convert(item.name, hints[item.name], data[item.name])
+    return kind(**values)
+
+
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    if name in _NODES and isinstance(value, Mapping):
+        node = _NODES[name].get(str(value.get("name")))
+        if node is None:
+            raise UserError(unknown_choice(name, str(value.get("name")), sorted(_NODES[name])))
+        return _build(node, value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if hasattr(hint, "__dataclass_fields__") and isinstance(value, Mapping):
+        return _build(hint, value)
+    if getattr(hint, "__origin__", None) is list and isinstance(value, list):
+        return [_convert("", hint.__args__[0], element) for element in value]
+    return value
+
+
+def _keys(config: DictConfig, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key in config:
+        node = config._get_node(str(key))
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            names += _keys(node, f"{prefix}{key}.")
+        else:
+            names.append(f"{prefix}{key}")
+    return names
+
+
+def _display(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return f"{path.parent.parent.name}/{path.parent.name}/{path.name} (built in)"
+
+
+def _explain(error: BaseException) -> str:
+    """Turn a Hydra or OmegaConf error into one line: the key's path, what was given, what is expected."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    for item in chain:
+        if isinstance(item, OmegaConfBaseException):
+            key = getattr(item, "full_key", None) or ""
+            text = str(item.msg if getattr(item, "msg", None) else item).strip().splitlines()[0]
+            choices = re.search(r"valid options are: \[(.*)\]|expected one of \[(.*)\]", text)
+            value = re.search(r"[Vv]alue '([^']*)'", text)
+            if choices and value:
+                names = [name.strip() for name in (choices[1] or choices[2]).split(",")]
+                return f"{key}={value[1]}: not a valid value{nearest(value[1], names)} (one of: {', '.join(names)})"
+            return f"{key}: {text}" if key else text
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,32 @@
+"""Where configuration files are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmsrepro.config.errors import UserError
+
+
+def packaged_conf_dir() -> Path:
+    """Return the folder of the built-in configuration: the wheel's copy, else the checkout's."""
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "train.yaml").is_file():
+            return candidate
+    raise UserError(
+        f"the built-in configuration is missing: neither {package / 'conf'} nor {package.parent / 'conf'} "
+        "holds a train.yaml; install the package again"
+    )
+
+
+def user_conf_dir(cwd: Path | None = None) -> Path | None:
+    """Return the user's own `./conf`, or None where there is none (or it is the built-in one)."""
+    own = ((cwd or Path.cwd()) / "conf").resolve()
+    return own if own.is_dir() and own != packaged_conf_dir().resolve() else None
+
+
+def group_choices(group: str, cwd: Path | None = None) -> list[str]:
+    """Return the names of the YAML files of a group, the built-in ones and the user's own."""
+    folders = [packaged_conf_dir(), user_conf_dir(cwd)]
+    names = {file.stem for folder in folders if folder for file in (folder / group).glob("*.yaml")}
+    return sorted(names)

@@ -1,0 +1,94 @@
+"""What a study fixes before anything runs: its grid, its rules and its margins (`conf/study/*.yaml`).
+
+A *cell* is one model on one task, written `model/task`. A study compares every norm with its
+baseline inside each cell. The classes are structured configs: no tuples, no `Literal`, no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+HIGHER_IS_BETTER = ("bleu", "chrf", "accuracy")
+"""A metric whose name holds one of these words is better when higher; every other, when lower."""
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a larger value of `metric` (`val_loss`, `test_bleu`, ...) is the better one."""
+    return any(word in metric.lower() for word in HIGHER_IS_BETTER)
+
+
+def cell_name(model: str, task: str) -> str:
+    """Return the name of a cell, `model/task`, the key of a study's per-cell settings."""
+    return f"{model}/{task}"
+
+
+@dataclass
+class StudyBench:
+    """The paired timing that belongs to a study."""
+
+    cells: list[str] = field(default_factory=list)
+    """Cells (`model/task`) whose step is timed; empty: no timing."""
+    overrides: list[str] = field(default_factory=list)
+    """Overrides of `rmsrepro bench` for all of these cells, `bench=step` and the budget among them."""
+
+
+@dataclass
+class StudyJobs:
+    """How a study's training runs are spread over the machine."""
+
+    n_jobs: int = 1
+    """Workers at the same time."""
+    num_threads: int | None = 1
+    """Threads of torch in each worker; None: torch's choice."""
+
+
+@dataclass
+class StudyConfig:
+    """Grid, seeds, metrics, margins and thresholds of a study, fixed before it runs."""
+
+    name: str = "???"
+    title: str = ""
+    """One line for headings; empty: the name."""
+    description: str = ""
+    """What the study asks and what its sizes mean, in a sentence or two."""
+    norms: list[str] = field(default_factory=list)
+    """Names or import strings, the baseline among them."""
+    models: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    backend: str = "composite"
+    """One backend for all arms of the study."""
+    baseline: str = "layernorm"
+    """The norm that every other is compared with."""
+    primary: dict[str, str] = field(default_factory=dict)
+    """Task -> the metric, at the last step, that decides the verdict."""
+    secondary: dict[str, list[str]] = field(default_factory=dict)
+    """Task -> further metrics, shown without a verdict."""
+    margin: dict[str, float] = field(default_factory=dict)
+    """Metric -> the largest absolute difference that still counts as the same, in the metric's unit."""
+    learned: dict[str, float] = field(default_factory=dict)
+    """Cell -> the value of the primary metric that the baseline's mean must reach to count as trained."""
+    target: dict[str, float] = field(default_factory=dict)
+    """Cell -> the value of `target_metric` that time-to-target waits for; it stops no run."""
+    target_metric: str = "val_loss"
+    """The validation metric that `target` speaks of."""
+    overrides: list[str] = field(default_factory=list)
+    """Overrides of `rmsrepro train` for all runs."""
+    task_overrides: dict[str, list[str]] = field(default_factory=dict)
+    """Task -> further overrides, such as its data."""
+    cell_overrides: dict[str, list[str]] = field(default_factory=dict)
+    """Cell -> further overrides."""
+    norm_overrides: dict[str, list[str]] = field(default_factory=dict)
+    """Norm -> further overrides, such as `norm.p=0.25`."""
+    bench: StudyBench = field(default_factory=StudyBench)
+    verdict: bool = True
+    """False: the report shows numbers and gives no verdict."""
+    jobs: StudyJobs = field(default_factory=StudyJobs)
+
+    def cells(self) -> list[str]:
+        """All cells, models outside, tasks inside, in the order of the lists."""
+        return [cell_name(model, task) for model in self.models for task in self.tasks]
+
+    def primary_metric(self, task: str) -> str:
+        """The metric that decides for `task`: `primary[task]`, else `val_loss`."""
+        return self.primary.get(task, "val_loss")

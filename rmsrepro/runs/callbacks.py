@@ -1,0 +1,231 @@
+"""What a run adds to Lightning's loop: the clocks, the records, the checkpoint, and the watch for divergence."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+
+from rmsrepro.config.schema import TrainerConfig
+from rmsrepro.runs.clocks import Clocks
+from rmsrepro.runs.files import owner_record, to_json, write_atomic
+from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.progress import ProgressView
+from rmsrepro.runs.records import MetricsLog
+from rmsrepro.runs.seeding import rng_state, set_rng_state
+from rmsrepro.runs.trackers import Tracker
+from rmsrepro.tasks.base import Task
+
+STATE_KEY = "rmsrepro"
+"""Where a checkpoint keeps what this package adds to Lightning's: config, tokenizers, clocks, random state."""
+
+_PATIENCE = 20
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for a GPU to finish; on a CPU everything has finished already."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Divergence:
+    """Decides when a run is beyond help: a loss that is no number, or one far above where it began."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._first: float | None = None
+        self._recent: deque[float] = deque(maxlen=_PATIENCE)
+
+    def reason(self, loss: float) -> str | None:
+        """Take the loss of one update; return why the run has diverged, or None."""
+        if not math.isfinite(loss):
+            return f"the training loss is {loss}"
+        if self._first is None:
+            self._first = loss
+        self._recent.append(loss)
+        limit = self._factor * self._first
+        if len(self._recent) == _PATIENCE and min(self._recent) > limit:
+            return f"the training loss stayed above {self._factor:g} times its start ({limit:.3g}) for {_PATIENCE} updates"
+        return None
+
+
+class RunCallback(L.Callback):
+    """Follows one run through `Trainer.fit`.
+
+    The device is waited for at log boundaries only, where the losses are read; on a CPU the loss is looked
+    at after each update. The first `warmup_steps` updates of a session (allocation, first calls) are taken
+    off the training clock and reported.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        trainer_config: TrainerConfig,
+        clocks: Clocks,
+        log: MetricsLog,
+        tracker: Tracker,
+        view: ProgressView,
+        interruption: Interruption,
+        payload: dict[str, Any],
+        running: Callable[[int], dict[str, Any]],
+    ) -> None:
+        self._folder = folder
+        self._config = trainer_config
+        self._clocks = clocks
+        self._log = log
+        self._tracker = tracker
+        self._view = view
+        self._interruption = interruption
+        self._payload = payload
+        self._running = running
+        self._divergence = Divergence(trainer_config.divergence_factor)
+        self._tokens = 0
+        self._start_step = 0
+        self._start_seconds = 0.0
+        self._last_step = -1
+        self._beat = 0.0
+        self.warmup_steps = 0
+        self.warmup_s = 0.0
+        self.validated_step = -1
+        self.diverged: str | None = None
+
+    # ------------------------------------------------------------------------ resuming
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up the token count and clocks of the checkpoint that the run continues from."""
+        self._tokens = int(state["tokens"])
+        self._clocks.load_state_dict(state["clocks"])
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[STATE_KEY] = {
+            **self._payload,
+            "step": trainer.global_step,
+            "tokens": self._tokens,
+            "clocks": self._clocks.state_dict(),
+            "rng": rng_state(),
+        }
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        set_rng_state(checkpoint[STATE_KEY]["rng"])
+
+    # ------------------------------------------------------------------------ training
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start_step = self._last_step = trainer.global_step
+        left = self._config.max_steps - trainer.global_step
+        self.warmup_steps = min(5, max(1, left // 20))
+        synchronise(pl_module.device)
+        self._interruption.deferring = True
+        self._start_seconds = self._clocks.read("train")
+        self._clocks.switch("train")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Task)
+        self._tokens += batch.num_tokens
+        step = trainer.global_step
+        if step == self._last_step:
+            return  # in the middle of an accumulated update
+        self._last_step = step
+        if step - self._start_step == self.warmup_steps:
+            self._end_warmup(pl_module)
+        boundary = step % self._config.log_every == 0 or step >= self._config.max_steps
+        if (boundary or pl_module.device.type == "cpu") and (loss := pl_module.last_loss) is not None:
+            self.diverged = self._divergence.reason(float(loss))
+        if boundary or self.diverged:
+            self._record_training(pl_module, step)
+        if self.diverged:
+            trainer.should_stop = True
+            return
+        validates = step % (self._config.val_every or 1) == 0
+        if not validates:
+            # Where a validation follows, the checkpoint and the held-back signal wait for its end.
+            self._safe_point(trainer, step)
+
+    def _end_warmup(self, module: Task) -> None:
+        synchronise(module.device)
+        self.warmup_s = self._clocks.read("train") - self._start_seconds
+        self._clocks.reassign(self.warmup_s, "train", "other")
+
+    def _record_training(self, module: Task, step: int) -> None:
+        synchronise(module.device)
+        seconds = self._clocks.read("train")
+        if step - self._start_step < self.warmup_steps:
+            seconds = self._start_seconds
+        with self._clocks.on("logging"):
+            values = {"train_seconds": seconds, "tokens": self._tokens, **module.pop_training_metrics()}
+            self.record(step, values)
+
+    def record(self, step: int, values: dict[str, Any]) -> None:
+        """Write a row, mirror it, and show it; now and then tell `status` how far the run is."""
+        self._log.add(step, values)
+        self._tracker.log(step, values)
+        self._view.update(step, values)
+        if time.monotonic() - self._beat > 2:
+            self._beat = time.monotonic()
+            write_atomic(self._folder / "running.json", to_json({**owner_record(), **self._running(step)}))
+
+    def _safe_point(self, trainer: L.Trainer, step: int) -> None:
+        if self._interruption.pending is not None:
+            self.save(trainer)
+            self._interruption.check()
+        if step % (self._config.checkpoint_every or 1) == 0 or step >= self._config.max_steps:
+            self.save(trainer)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Replace checkpoints/last.ckpt in one move: a crash leaves the old one or the new one."""
+        with self._clocks.on("checkpoint"):
+            target = self._folder / "checkpoints" / "last.ckpt"
+            temporary = target.with_name("last.ckpt.tmp")
+            try:
+                trainer.save_checkpoint(temporary)
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    # ---------------------------------------------------------------------- validation
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        synchronise(pl_module.device)
+        self._clocks.switch("eval")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        fitting = trainer.state.fn == "fit"
+        self._clocks.switch("train" if fitting else "other")
+        if not fitting:
+            return
+        step = trainer.global_step
+        self.validated_step = step
+        seconds = self._clocks.read("train")
+        with self._clocks.on("logging"):
+            values = dict(pl_module.validation_metrics)
+            self.record(step, {"train_seconds": seconds, "tokens": self._tokens, **values})
+        if not math.isfinite(values.get("val_loss", 0.0)):
+            self.diverged = f"the validation loss is {values['val_loss']}"
+            trainer.should_stop = True
+            return
+        self._safe_point(trainer, step)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        synchronise(pl_module.device)
+        self._clocks.switch("other")
+        self._interruption.deferring = False
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens trained on so far."""
+        return self._tokens

@@ -1,0 +1,108 @@
+"""Checkpoints: Lightning's own, plus what is needed to go on or to use the model without its run folder.
+
+They hold tensors, numbers, strings, lists and dicts only, so `torch.load` takes them with its safe default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rmsrepro.config.compose import from_plain
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.data.tokenizers import tokenizer_from_json
+from rmsrepro.runs.callbacks import STATE_KEY
+from rmsrepro.tasks import Task, build_task
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint as read: its path, the run it came from and everything in the file."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What this package stored."""
+        return self.content[STATE_KEY]  # type: ignore[no-any-return]
+
+    @property
+    def config(self) -> TrainConfig:
+        return from_plain(self.state["config"])
+
+    @property
+    def run_id(self) -> str:
+        return str(self.state["run_id"])
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint, given the file or its run folder.
+
+    Raises:
+        UserError: no such file, or not a checkpoint of this package.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        inside = [file / "last.ckpt", file / "checkpoints" / "last.ckpt"]
+        found = [candidate for candidate in inside if candidate.is_file()]
+        if not found:
+            raise UserError(f"ckpt={path}: this folder holds no checkpoints/last.ckpt; name a run folder or a .ckpt file")
+        file = found[0]
+    if not file.is_file():
+        near = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise UserError(f"ckpt={path}: there is no such file{nearest(file.name, near)}")
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"ckpt={path}: cannot be read as a checkpoint ({reason})") from error
+    if not isinstance(content, dict) or STATE_KEY not in content:
+        raise UserError(f"ckpt={path}: not a checkpoint of rmsrepro (it has no {STATE_KEY!r} entry)")
+    return Checkpoint(file, content)
+
+
+@dataclass
+class Trained:
+    """A trained model ready for use, with its tokenizers and without its data."""
+
+    config: TrainConfig
+    module: Task
+    src_tokenizer: Any
+    tgt_tokenizer: Any
+
+    @property
+    def tokenizer(self) -> Any:
+        """The language model's tokenizer."""
+        return self.tgt_tokenizer
+
+
+class _Vocabularies:
+    """What `build_task` asks of data, from a checkpoint."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.src_vocab: int = state["src_vocab"]
+        self.tgt_vocab: int = state["tgt_vocab"]
+        self._bytes_per_token: dict[str, float] = state["bytes_per_token"]
+
+    def bytes_per_token(self, split: str) -> float:
+        return self._bytes_per_token[split]
+
+
+def restore(checkpoint: Checkpoint) -> Trained:
+    """Rebuild the model of a checkpoint on the CPU, in evaluation mode."""
+    state = checkpoint.state
+    config = checkpoint.config
+    module = build_task(config, _Vocabularies(state))
+    module.load_state_dict(checkpoint.content["state_dict"])
+    module.eval()
+    tokenizers = {side: tokenizer_from_json(text) for side, text in state["tokenizers"].items()}
+    return Trained(config, module, tokenizers["src"], tokenizers["tgt"])

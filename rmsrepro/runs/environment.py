@@ -1,0 +1,99 @@
+"""What a run ran on: versions, processor, git commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rmsrepro
+
+_PACKAGES = (
+    "torch", "lightning", "hydra-core", "omegaconf", "datasets", "tokenizers", "sacrebleu", "torchmetrics",
+    "wandb", "numpy", "scipy", "pandas", "Babel", "num2words",
+)  # fmt: skip
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Return what identifies the machine for timing: processor, cores, GPU, system."""
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "host": platform.node(),
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "gpu": gpu,
+        "system": f"{platform.system()} {platform.release()}",
+        "torch": torch.__version__,
+    }
+
+
+def available_cores() -> int:
+    """Return how many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def environment() -> dict[str, Any]:
+    """Return the content of a run's env.json."""
+    return {
+        "rmsrepro": rmsrepro.__version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "packages": versions(),
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """Return the installed version of each package that matters here (None: not installed)."""
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@cache
+def _git_commit() -> str | None:
+    """Return the commit of the checkout this package runs from, with a mark when files differ from it."""
+    folder = Path(rmsrepro.__file__).resolve().parent.parent
+    if not (folder / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("-dirty" if dirty else "")

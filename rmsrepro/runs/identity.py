@@ -1,0 +1,82 @@
+"""What makes two runs the same run: the hash of everything that changes the result, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rmsrepro.config.compose import plain
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.norms import norm_info
+from rmsrepro.runs.files import to_json
+from rmsrepro.tasks import norm_spec
+
+RESULTS_VERSION = 1
+"""Raised whenever a change of this package changes what a run computes; old records then no longer match."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A run's id, the slug of its cell (all seeds alike share it), and what was hashed."""
+
+    run_id: str
+    group: str
+    content: dict[str, Any]
+
+
+def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) -> Identity:
+    """Return the identity of a resolved config.
+
+    Paths, trackers, intervals of logging and the machine do not enter; the norm's source file does when
+    the norm is not the package's own.
+    """
+    spec = norm_spec(config)
+    model = plain(config.model)
+    model.pop("size")
+    content = {
+        "results_version": RESULTS_VERSION,
+        "norm": spec.name,
+        "norm_params": dict(spec.resolved_params),
+        "norm_source": _plugin_source(spec.name),
+        "backend": spec.backend_used,
+        "placement": config.placement.value,
+        "sites": sorted(site.value for site in config.sites),
+        "model": model,
+        "task": plain(config.task),
+        "data": data_hash,
+        "optim": plain(config.optim),
+        "max_steps": config.trainer.max_steps,
+        "accumulate": config.trainer.accumulate,
+        "seed": config.seed,
+        "precision": config.precision,
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+        "parent": parent,
+    }
+    digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
+    group = "-".join(slug(part) for part in (config.task.name, config.data.name, config.model.name, spec.name))
+    return Identity(f"{group}-s{config.seed}-{digest}", group, content)
+
+
+def slug(text: str, limit: int = 60) -> str:
+    """Return `text` as a short word of letters, digits and underscores that needs no quotes anywhere."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:limit] or "x"
+
+
+def _plugin_source(name: str) -> str | None:
+    """Return the hash of the file that defines a norm from outside the package."""
+    cls = norm_info(name).factory
+    if cls is None or cls.__module__.split(".")[0] == "rmsrepro":
+        return None
+    try:
+        file = inspect.getsourcefile(cls)
+    except TypeError:
+        file = None
+    if file is None:
+        return f"{cls.__module__}.{cls.__qualname__}"
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""Ctrl-C and SIGTERM end a run at the next safe moment, with its checkpoint written and its record true.
+
+Lightning turns KeyboardInterrupt into an exit of its own, so both signals raise `Interrupted` instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """The process was told to stop; `exit_code` is what it must exit with (128 + signal number)."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class Interruption:
+    """Holds a signal back while a training step is under way; a second one is not held back."""
+
+    def __init__(self) -> None:
+        self.pending: int | None = None
+        self.deferring = False
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.deferring and self.pending is None:
+            self.pending = signum
+            return
+        raise Interrupted(signum)
+
+    def check(self) -> None:
+        """Raise what was held back: called where everything is consistent."""
+        if self.pending is not None:
+            raise Interrupted(self.pending)
+
+
+@contextlib.contextmanager
+def handling_signals() -> Iterator[Interruption]:
+    """Handle SIGINT and SIGTERM for the body (outside the main thread: only `Interruption`, no handler)."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before = {number: signal.signal(number, interruption.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,105 @@
+"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class ProgressView(Protocol):
+    def __enter__(self) -> ProgressView: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def update(self, step: int, values: Mapping[str, Any]) -> None:
+        """Show that `step` updates are done and the newest of the metrics."""
+
+
+class Silent:
+    """Nothing: inside a sweep the sweep itself shows progress."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def update(self, step: int, values: Mapping[str, Any]) -> None:
+        pass
+
+
+class Bar:
+    """A rich progress bar with the newest losses."""
+
+    def __init__(self, console: Console, title: str, total: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[losses]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(title, total=total, losses="")
+        self._values: dict[str, Any] = {}
+
+    def __enter__(self) -> Bar:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def update(self, step: int, values: Mapping[str, Any]) -> None:
+        self._values.update(values)
+        self._progress.update(self._task, completed=step, losses=_losses(self._values))
+
+
+class Lines:
+    """One line a validation, or after twenty quiet seconds: for logs and pipes."""
+
+    def __init__(self, console: Console, title: str, total: int) -> None:
+        self._console, self._title, self._total = console, title, total
+        self._last = time.monotonic()
+        self._values: dict[str, Any] = {}
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def update(self, step: int, values: Mapping[str, Any]) -> None:
+        self._values.update(values)
+        if "val_loss" in values or time.monotonic() - self._last > 20:
+            self._last = time.monotonic()
+            self._console.print(
+                f"step {step}/{self._total}  {_losses(self._values)}", highlight=False, markup=False, soft_wrap=True
+            )
+
+
+def progress_view(console: Console, title: str, total: int, *, enabled: bool) -> ProgressView:
+    """Return the view that fits the console."""
+    if not enabled:
+        return Silent()
+    return Bar(console, title, total) if console.is_terminal else Lines(console, title, total)
+
+
+def _losses(values: Mapping[str, Any]) -> str:
+    parts = []
+    for name in ("train_loss", "val_loss"):
+        if name in values:
+            parts.append(f"{name} {values[name]:.4f}")
+    return "  ".join(parts)

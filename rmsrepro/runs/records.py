@@ -1,0 +1,103 @@
+"""The records of a run: `metrics.jsonl` as it goes, `metrics.csv` and `result.json` at the end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rmsrepro.runs.files import to_json, write_atomic
+
+SCHEMA_VERSION = 1
+_FIRST_COLUMNS = ("step", "train_seconds", "tokens")
+
+
+def parse_number(value: Any) -> Any:
+    """Turn the strings that `to_json` writes for non-finite floats back into floats."""
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    return value
+
+
+class MetricsLog:
+    """Appends one row a step to `metrics.jsonl`; rows of one step are merged before they are written.
+
+    A row is held back until a later step (or `close`) shows that it is complete, so that a step's training
+    and validation figures share a row. Appending never rewrites what stands there.
+    """
+
+    def __init__(self, path: Path, *, keep_to_step: int | None = None) -> None:
+        """Open `path`; with `keep_to_step`, first drop rows of later steps (a resumed run repeats them)."""
+        self._path = path
+        self._pending: dict[str, Any] | None = None
+        if keep_to_step is not None and path.exists():
+            rows = [row for row in read_metrics(path) if row["step"] <= keep_to_step]
+            write_atomic(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+            if rows and rows[-1]["step"] == keep_to_step:
+                self._pending = rows[-1]
+                write_atomic(path, "".join(to_json(row, indent=None) + "\n" for row in rows[:-1]))
+        elif path.exists():
+            path.unlink()
+
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        """Merge `values` into the row of `step`.
+
+        Raises:
+            ValueError: a metric's name holds a slash, or the step goes back.
+        """
+        wrong = [name for name in values if "/" in name]
+        if wrong:
+            raise ValueError(f"metric names have no slash: {', '.join(wrong)}")
+        if self._pending is not None and self._pending["step"] != step:
+            if step < self._pending["step"]:
+                raise ValueError(f"metrics of step {step} after those of step {self._pending['step']}")
+            self.flush()
+        if self._pending is None:
+            self._pending = {"step": step}
+        self._pending.update(values)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def flush(self) -> None:
+        """Write the row that was held back."""
+        if self._pending is None:
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(to_json(self._pending, indent=None) + "\n")
+        self._pending = None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a `metrics.jsonl`; a torn last line (a crash while writing) is left out."""
+    rows: dict[int, dict[str, Any]] = {}
+    if not path.exists():
+        return []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.setdefault(row["step"], {}).update({key: parse_number(value) for key, value in row.items()})
+    return [rows[step] for step in sorted(rows)]
+
+
+def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write `rows` with one header of all columns, blank where a row lacks a metric."""
+    names = {name for row in rows for name in row}
+    columns = [name for name in _FIRST_COLUMNS if name in names] + sorted(names - set(_FIRST_COLUMNS))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue())
+
+
+def finite(metrics: dict[str, Any]) -> bool:
+    """Whether every loss among `metrics` is a finite number."""
+    return all(math.isfinite(value) for name, value in metrics.items() if name.endswith("loss"))

@@ -1,0 +1,333 @@
+"""Many runs: all composed before any starts, finished ones skipped, failures named and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from rmsrepro.config.compose import Composer, plain, to_train_config
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.overrides import Override, quoted, take, unquote
+from rmsrepro.config.plugins import load_plugins
+from rmsrepro.config.resolve import resolve
+from rmsrepro.config.schema import Backend, Placement, TrainConfig
+from rmsrepro.data import data_fingerprint
+from rmsrepro.norms import NormSpec, norm_info, resolve_backend
+from rmsrepro.runs.files import to_json, write_atomic
+from rmsrepro.runs.identity import identify
+from rmsrepro.runs.interruption import Interrupted, handling_signals
+from rmsrepro.runs.launch import launch
+from rmsrepro.runs.monitor import Monitor
+from rmsrepro.runs.train import explain, finished_result, record_failure, runs_dir, train
+from rmsrepro.tasks import norm_spec
+
+
+_PARENT = "RMSREPRO_SWEEP_PROCESS"
+
+
+@dataclass
+class Job:
+    """One run of a sweep: what was asked, and what it came to."""
+
+    overrides: list[Override]
+    config: TrainConfig
+    run_id: str = ""
+    group: str = ""
+    error: str | None = None
+    status: str = "planned"
+    """planned | completed | diverged | failed | busy"""
+    skipped: bool = False
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return " ".join(item.text for item in self.overrides)
+
+
+@dataclass
+class SweepOptions:
+    """How the jobs of a sweep are run."""
+
+    launcher: str = "basic"
+    n_jobs: int = 1
+    on_error: str = "continue"
+    num_threads: int | None = None
+
+
+@dataclass
+class SweepPlan:
+    """All jobs of a sweep, in order, with what was noticed while planning."""
+
+    jobs: list[Job]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def todo(self) -> list[Job]:
+        return [job for job in self.jobs if not job.skipped and job.error is None]
+
+
+def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepPlan:
+    """Compose every job, settle the backend, find out which are finished.
+
+    Raises:
+        UserError: a wrong key, name, type or missing file in any job; a norm parameter that no selected
+            norm has. A job that breaks a rule between fields is kept, with its `error`.
+    """
+    planned: list[Job] = []
+    notes: list[str] = []
+    for overrides in jobs:
+        config = to_train_config(composer.raw(list(overrides)), chosen_experiment(overrides))
+        planned.append(Job(list(overrides), config))
+    check_norm_parameters([job.config for job in planned])
+    for job in planned:
+        placement = job.config.placement
+        if job.config.model.name == "gru" and placement not in (Placement.pre, Placement.none):
+            note = f"placement={placement.value} does not apply to model=gru and was dropped there"
+            if note not in notes:
+                notes.append(note)
+            job.config = replace(job.config, placement=Placement.pre)
+            job.overrides = [item for item in job.overrides if item.key != "placement"]
+        try:
+            job.config = resolve(job.config)
+        except UserError as error:
+            job.error = str(error)
+    _settle_backend(planned, notes)
+    fingerprints: dict[str, str] = {}
+    for job in planned:
+        if job.error is not None:
+            job.run_id = failed_id(job.config)
+            continue
+        _identify(job, fingerprints)
+    merged: dict[str, Job] = {}
+    for job in planned:
+        merged.setdefault(job.run_id, job)
+    if len(merged) < len(planned):
+        notes.append(f"{len(planned) - len(merged)} of {len(planned)} jobs are the same as others and were merged")
+    for job in merged.values():
+        done = finished_result(runs_dir(job.config.out_dir) / job.run_id)
+        if done is not None and not job.config.rerun and job.error is None:
+            job.skipped, job.status = True, str(done["status"])
+            job.seconds = float(done.get("clocks", {}).get("total_s", 0.0))
+    return SweepPlan(list(merged.values()), notes)
+
+
+def check_norm_parameters(configs: Sequence[TrainConfig]) -> None:
+    """Drop from each config the norm parameters that its norm lacks; refuse those that no norm has.
+
+    Raises:
+        UserError: a norm parameter that was given applies to none of the selected norms.
+    """
+    used: set[str] = set()
+    given: dict[str, Any] = {}
+    for config in configs:
+        names = norm_parameters(config.norm["name"])
+        for key, value in list(config.norm.items()):
+            if key == "name":
+                continue
+            given[key] = value
+            if key in names:
+                used.add(key)
+            else:
+                del config.norm[key]
+    for key in given:
+        if key not in used:
+            norms = list(dict.fromkeys(config.norm["name"] for config in configs))
+            have = sorted({name for norm in norms for name in norm_parameters(norm)})
+            raise UserError(
+                f"norm.{key}={given[key]}: {' and '.join(norms)} {'has' if len(norms) == 1 else 'have'} no parameter "
+                f"{key}{nearest(key, have)} ({'they have' if len(norms) > 1 else 'it has'}: {', '.join(have) or 'none'})"
+            )
+
+
+def norm_parameters(name: str) -> list[str]:
+    """Return the names of a norm's parameters."""
+    return [item.name for item in dataclasses.fields(norm_info(name).params_class)]
+
+
+def chosen_experiment(overrides: Sequence[Override]) -> str | None:
+    """Return the name given as `experiment=NAME`."""
+    value, _ = take(overrides, "experiment")
+    return None if value is None or value == "null" else unquote(value)
+
+
+def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
+    """Replace backend=auto by the fastest backend that all norms of the sweep have."""
+    open_jobs = [job for job in jobs if job.error is None and job.config.backend is Backend.auto]
+    if not open_jobs:
+        return
+    specs: list[NormSpec] = [norm_spec(job.config) for job in open_jobs]
+    try:
+        backend = resolve_backend(specs, "auto")
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+    for job in open_jobs:
+        job.config = replace(job.config, backend=Backend(backend))
+    notes.append(f"backend=auto: all jobs use {backend}, the fastest that all their norms have")
+
+
+def _identify(job: Job, fingerprints: dict[str, str]) -> None:
+    spec = norm_spec(job.config)
+    try:
+        spec.build(max(1, job.config.model.d_model or 1))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{job.text}: {error}") from error
+    key = to_json([plain(job.config.data), job.config.task.name], indent=None)
+    if key not in fingerprints:
+        fingerprints[key] = data_fingerprint(job.config.data, job.config.task.name)
+    parent = None
+    if job.config.ckpt:
+        from rmsrepro.runs.checkpoints import load_checkpoint
+
+        parent = load_checkpoint(job.config.ckpt).run_id
+    identity = identify(job.config, data_hash=fingerprints[key], parent=parent)
+    job.run_id, job.group = identity.run_id, identity.group
+
+
+def failed_id(config: TrainConfig) -> str:
+    """A run id for a job that cannot be planned: stable, so that repeating the sweep makes no second one."""
+    content = plain(config)
+    content.pop("out_dir")
+    digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
+    return f"{config.task.name}-{config.data.name}-{config.model.name}-invalid-s{config.seed}-{digest}"
+
+
+def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], console: Console) -> list[Job]:
+    """Run what is left of a plan; return all its jobs with their ends. Call it inside `Composer`.
+
+    Raises:
+        Interrupted: on Ctrl-C or SIGTERM, after the workers were stopped.
+    """
+    if not plan.jobs:
+        return []
+    out_dir = Path(plan.jobs[0].config.out_dir).expanduser()
+    for job in plan.jobs:
+        if job.error is not None:
+            record_failure(job.config, job.run_id, UserError(job.error))
+            job.status = "failed"
+            console.print(f"failed: {job.text}\n  {job.error}", highlight=False, markup=False, soft_wrap=True)
+            if options.on_error == "stop":
+                return plan.jobs
+    todo = plan.todo
+    _write_manifest(plan, out_dir)
+    if not todo:
+        return plan.jobs
+    texts = [_job_overrides(job, options) for job in todo]
+    sweep_dir = runs_dir(out_dir)
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
+    with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir, skipped=len(plan.jobs) - len(todo)):
+        if options.on_error == "stop":
+            # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
+            results: list[Any] = []
+            size = n_jobs if launcher == "joblib" else 1
+            for first in range(0, len(texts), size):
+                results += _interruptible(
+                    lambda part=texts[first : first + size]: launch(
+                        run_job, part, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir
+                    )
+                )
+                if any(result["status"] == "failed" for result in results):
+                    break
+        else:
+            results = _interruptible(
+                lambda: launch(run_job, texts, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir)
+            )
+    for job, result in zip(todo, results, strict=False):
+        job.status, job.error, job.seconds = result["status"], result["error"], result["seconds"]
+    return plan.jobs
+
+
+def _interruptible(action: Callable[[], list[Any]]) -> list[Any]:
+    """Run `action`; a signal to this process ends its workers, which save their runs first."""
+    os.environ[_PARENT] = str(os.getpid())
+    with handling_signals():
+        try:
+            return action()
+        except Interrupted:
+            _stop_workers()
+            raise
+
+
+def _stop_workers(patience_s: float = 15.0) -> None:
+    """Ask the worker processes to stop, and after `patience_s` make them."""
+    from joblib.externals.loky import reusable_executor
+
+    executor = reusable_executor._executor
+    if executor is None:
+        return
+    processes = list((executor._processes or {}).values())
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.kill(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    executor.shutdown(wait=False, kill_workers=True)
+
+
+def run_job(config: DictConfig) -> dict[str, Any]:
+    """What a launcher runs for each job, here or in a worker: train, and tell how it ended."""
+    run_id, start = "", time.perf_counter()
+    try:
+        load_plugins(list(config.plugins))
+        typed = to_train_config(config)
+        drop_foreign_parameters(typed)
+        result = train(resolve(typed), console=Console(quiet=True), report_errors=True)
+        run_id, status, error = result.run_id, result.status, result.error
+    except Interrupted as interrupted:
+        if os.environ.get(_PARENT) != str(os.getpid()):
+            # A worker that lives on would be given the next job.
+            os._exit(interrupted.exit_code)
+        raise
+    except Exception as problem:
+        status, error = "failed", explain(problem)
+    return {"run_id": run_id, "status": status, "error": error, "seconds": time.perf_counter() - start}
+
+
+def drop_foreign_parameters(config: TrainConfig) -> None:
+    """Drop the norm parameters that this job's norm lacks: the sweep has checked that some norm has them."""
+    names = norm_parameters(config.norm["name"])
+    for key in [key for key in config.norm if key != "name" and key not in names]:
+        del config.norm[key]
+
+
+def _job_overrides(job: Job, options: SweepOptions) -> list[str]:
+    fixed: dict[str, str] = {"backend": job.config.backend.value, "trainer.progress": "false"}
+    if options.num_threads is not None and job.config.trainer.num_threads is None:
+        fixed["trainer.num_threads"] = str(options.num_threads)
+    kept = [item.text for item in job.overrides if item.key not in fixed]
+    return [*kept, *(f"{key}={value}" for key, value in fixed.items())]
+
+
+def _write_manifest(plan: SweepPlan, out_dir: Path) -> None:
+    """Remember which runs the sweep wants, for `rmsrepro status`."""
+    jobs = [{"run_id": job.run_id, "overrides": [item.text for item in job.overrides]} for job in plan.jobs]
+    digest = hashlib.sha256(to_json([job["run_id"] for job in jobs], indent=None).encode()).hexdigest()[:10]
+    write_atomic(
+        out_dir / "sweeps" / f"{digest}.json",
+        to_json({"started": time.time(), "study": plan.jobs[0].config.study_name, "jobs": jobs}),
+    )
+
+
+def study_override(name: str | None) -> list[Override]:
+    """The override that labels a job with its study."""
+    return [Override("study_name", quoted(name))] if name else []
+
+
+def summary(jobs: Sequence[Job]) -> Mapping[str, int]:
+    """Count the jobs by how they ended; skipped ones count as what they were."""
+    counts: dict[str, int] = {}
+    for job in jobs:
+        counts[job.status] = counts.get(job.status, 0) + 1
+    return counts

@@ -1,0 +1,112 @@
+"""Trackers mirror the records as they are written; losing one loses nothing.
+
+wandb needs no account here: it writes `outputs/wandb` offline unless `tracker.mode=online` (or WANDB_MODE)
+says otherwise. `wandb sync` uploads such a folder later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rmsrepro.config.schema import TrackerName, TrainConfig
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Mirror a row of metrics."""
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End the tracker's run: `status` as in result.json, `summary` its final metrics."""
+
+
+class NoTracker:
+    """tracker=none: the records alone."""
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        pass
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        pass
+
+
+class WandbTracker:
+    """One wandb run for one training run, also inside a sweep; it ends failed when the run failed."""
+
+    def __init__(
+        self, config: TrainConfig, flat: Mapping[str, Any], *, run_id: str, backend: str, say: Callable[[str], None]
+    ) -> None:
+        import wandb
+
+        self._say = say
+        mode = os.environ.get("WANDB_MODE") or config.tracker.mode.value
+        folder = Path(config.out_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=config.tracker.project,
+            entity=config.tracker.entity,
+            id=run_id,
+            name=run_id,
+            group=config.study_name or "runs",
+            job_type=f"{config.model.name}/{config.task.name}",
+            tags=[_tag(config.norm["name"]), _tag(backend)],
+            config=dict(flat),
+            mode=mode,  # type: ignore[arg-type]
+            dir=str(folder),
+            resume="allow" if mode == "online" else None,
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("train_seconds")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self._guard(lambda: self._run.log({"step": step, **values}))
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        def end() -> None:
+            self._run.summary.update({**summary, "status": status})
+            self._run.finish(exit_code=0 if status == "completed" else 1)
+
+        self._guard(end)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # a view must never cost a run
+            self._say(f"note: wandb: {error}; the records go on without it")
+
+
+def open_tracker(
+    config: TrainConfig, flat: Mapping[str, Any], *, run_id: str, backend: str, say: Callable[[str], None]
+) -> Tracker:
+    """Return the tracker that the config asks for; one that cannot be had is named and done without."""
+    disabled = os.environ.get("WANDB_MODE", "").lower() == "disabled" or config.tracker.mode.value == "disabled"
+    if config.tracker.name is TrackerName.none or disabled:
+        return NoTracker()
+    try:
+        return WandbTracker(config, flat, run_id=run_id, backend=backend, say=say)
+    except ImportError:
+        say("note: wandb is not installed: records only (pip install wandb, or tracker=none to silence this)")
+    except Exception as error:
+        say(f"note: wandb could not start ({error}); the records go on without it")
+    return NoTracker()
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested config as one level of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _tag(text: str) -> str:
+    # wandb takes tags of 1 to 64 characters.
+    return text[:64] or "none"

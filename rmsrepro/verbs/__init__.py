@@ -1,0 +1,10 @@
+"""What each verb of the command line does, from its overrides to its exit code."""
+
+from __future__ import annotations
+
+from rmsrepro.verbs.reporting import norms, report, reproduce
+from rmsrepro.verbs.timing import bench
+from rmsrepro.verbs.training import status, sweep, train
+from rmsrepro.verbs.using import evaluate, sample, translate
+
+__all__ = ["bench", "evaluate", "norms", "report", "reproduce", "sample", "status", "sweep", "train", "translate"]

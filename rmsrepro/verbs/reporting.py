@@ -1,0 +1,131 @@
+"""The verbs that show: report, reproduce, norms."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import Override, split_override, take, unquote
+from rmsrepro.config.study import StudyConfig
+from rmsrepro.verbs.common import console, label_study, known_norms, only_options, open_plugins, say
+
+
+@dataclass
+class ReportVerb:
+    watch: bool = False
+    out_dir: str = "outputs"
+    study: str | None = None
+    every_s: float = 10.0
+
+
+def report(overrides: list[Override]) -> int:
+    """Build the page from the records; `watch=true` again and again."""
+    from rmsrepro.report import build_report, print_scorecard, watch_report
+    from rmsrepro.verbs.studies import load_study
+
+    options = only_options(ReportVerb, overrides, "report")
+    study = load_study(options.study) if options.study else None
+    folder = Path(options.out_dir).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"out_dir={options.out_dir}: there is no such folder; train something first, or name another")
+    if not options.every_s > 0:
+        raise UserError(f"every_s={options.every_s}: expected seconds above zero")
+    if options.watch:
+        say("rebuilding while runs go on; stop with Ctrl-C")
+        built = watch_report(
+            folder, study=study, every_s=options.every_s, on_build=lambda result: say(f"built: {result.page}")
+        )
+    else:
+        built = build_report(folder, study=study)
+    print_scorecard(built.scorecard, console())
+    say(f"page: {built.page.resolve()}")
+    say(f"table: {built.results.resolve()}")
+    return 0
+
+
+def reproduce(overrides: list[Override]) -> int:
+    """A study's runs, its timing, the page and the scorecard."""
+    from rmsrepro.report import build_report, print_scorecard
+    from rmsrepro.verbs.studies import load_study, restricted
+    from rmsrepro.verbs.training import SweepVerb, sweep_jobs
+
+    name, rest = take(overrides, "study")
+    if name is None:
+        raise UserError("reproduce needs a study: rmsrepro reproduce study=smoke (a minute) or study=quick")
+    study, extra = restricted(load_study(unquote(name)), rest)
+    say(f"== {study.title or study.name}: {len(study.cells())} cells, {len(study.seeds)} seeds")
+    code, run_ids = sweep_jobs(list(overrides), SweepVerb())
+    out_dir = _out_dir(extra)
+    failed = _time_study(study, extra)
+    built = build_report(out_dir, study=study, run_ids=run_ids)
+    say("")
+    print_scorecard(built.scorecard, console())
+    say(f"page: {built.page.resolve()}")
+    return 1 if code or failed else 0
+
+
+def _out_dir(overrides: list[Override]) -> Path:
+    value, _ = take(overrides, "out_dir")
+    return Path(unquote(value) if value else "outputs").expanduser()
+
+
+def _time_study(study: StudyConfig, extra: list[Override]) -> bool:
+    """Time the study's cells, or find them timed; return whether any failed."""
+    from rmsrepro.paper.studies import SHAPES_THE_STEP, bench_jobs
+    from rmsrepro.verbs.timing import BenchFailed, run_bench_overrides
+
+    jobs = bench_jobs(study)
+    comparisons = max(1, len(jobs) * (len(study.norms) - 1))
+    shaping = [
+        item
+        for item in extra
+        if item.key.split(".")[0] in (*SHAPES_THE_STEP, "out_dir", "plugins", "bench") and item.key != "norm"
+    ]
+    failed = False
+    for number, job in enumerate(jobs, start=1):
+        say(f"timing {number}/{len(jobs)}: {job.cell}")
+        merged = {item.key: item for item in [*(split_override(text) for text in job.overrides), *shaping]}
+        try:
+            run_bench_overrides(label_study(list(merged.values())), reuse=True, cells=comparisons)
+        except BenchFailed as error:
+            say(f"timing of {job.cell} failed: {error}")
+            failed = True
+    return failed
+
+
+def norms(overrides: list[Override]) -> int:
+    """List the norms: parameters with their defaults, backends, equation in words."""
+    from rmsrepro.norms import norm_info
+
+    plugins, rest = take(overrides, "plugins")
+    chosen, rest = take(rest, "norm")
+    if rest:
+        raise UserError(f"{rest[0].text}: norms takes plugins=[module,...] and norm=NAME only")
+    open_plugins(overrides)
+    names = sorted(known_norms(overrides)) if chosen is None else [unquote(chosen)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("norm", no_wrap=True)
+    table.add_column("parameters", overflow="fold")
+    table.add_column("backends")
+    table.add_column("what it is", overflow="fold", ratio=1)
+    for name in names:
+        try:
+            info = norm_info(name)
+        except (ValueError, TypeError, ImportError) as error:
+            raise UserError(str(error)) from error
+        table.add_row(name, "\n".join(_parameters(info.params_class)), "\n".join(info.backends), info.summary)
+    console().print(table)
+    return 0
+
+
+def _parameters(params_class: type) -> list[str]:
+    lines = []
+    for item in dataclasses.fields(params_class):
+        default = item.default
+        shown = getattr(default, "value", default)
+        lines.append(item.name if default is dataclasses.MISSING else f"{item.name}={shown}")
+    return lines

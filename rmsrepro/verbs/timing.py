@@ -1,0 +1,101 @@
+"""The verb that times: bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import Override, expand, take, unquote
+from rmsrepro.verbs.common import composer, console, label_study, say
+
+
+def bench(overrides: list[Override]) -> int:
+    """Time norms against LayerNorm and print the comparisons."""
+    result = run_bench_overrides(label_study(overrides))
+    console().print(comparison_table(result.result))
+    for arm in result.result["arms"]:
+        if arm.get("status", "ok") not in ("ok", "measured"):
+            say(f"{arm['arm']}: {arm['status']}: {arm.get('reason', '')}")
+    say(f"records: {result.path}")
+    return 0
+
+
+def run_bench_overrides(overrides: Sequence[Override], *, reuse: bool = False, cells: int = 1) -> Any:
+    """Compose a bench from overrides (`norm` and `backend` may hold several values) and run it.
+
+    Raises:
+        UserError: anything wrong with the command.
+    """
+    from rmsrepro.bench import BenchError, run_bench
+    from rmsrepro.config.bench import BenchJobConfig
+    from rmsrepro.config.compose import to_train_config
+    from rmsrepro.config.resolve import resolve
+    from rmsrepro.runs.sweep import check_norm_parameters, chosen_experiment
+
+    norm_text, rest = take(overrides, "norm")
+    backend_text, rest = take(rest, "backend")
+    norm_names = _values("norm", norm_text or "layernorm,rmsnorm,prmsnorm")
+    backends = _values("backend", backend_text or "composite")
+    for job in expand(rest):
+        for item in job:
+            if any(other.key == item.key and other.value != item.value for other in rest):
+                raise UserError(f"{item.key}: bench times one setting at a time; only norm and backend take several values")
+    with composer([Override("norm", ",".join(norm_names)), *rest], "bench") as opened:
+        configs = []
+        for name in norm_names:
+            for backend in backends:
+                chosen = [Override("norm", name), Override("backend", backend), *rest]
+                configs.append(to_train_config(opened.raw(chosen), chosen_experiment(rest)))
+        check_norm_parameters(configs)
+        norms = [
+            {
+                "name": config.norm["name"],
+                "params": {key: value for key, value in config.norm.items() if key != "name"},
+                "backend": config.backend.value,
+            }
+            for config in configs
+        ]
+        first = next((config for config in configs if config.norm["name"] != "none"), configs[0])
+        base = resolve(first)
+    assert isinstance(base, BenchJobConfig)
+    settings = replace(base.bench, norms=norm_names, backends=backends, cells=cells, reuse=reuse or base.bench.reuse)
+    screen = console(stderr=True)
+    try:
+        if screen.is_terminal:
+            with screen.status("timing") as spinner:
+                return run_bench(settings, base=base, norms=norms, on_progress=spinner.update)
+        return run_bench(settings, base=base, norms=norms, on_progress=lambda line: say(line, stderr=True))
+    except BenchError as error:
+        raise BenchFailed(str(error)) from error
+
+
+class BenchFailed(RuntimeError):
+    """A bench that gave no result; the message says why."""
+
+
+def _values(key: str, text: str) -> list[str]:
+    return list(dict.fromkeys(unquote(job[0].value) for job in expand([Override(key, text)])))
+
+
+def comparison_table(result: dict[str, Any]) -> Table:
+    """One line a comparison: how much of the baseline's time the arm takes, and how sure that is."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("arm", no_wrap=True)
+    table.add_column("against", no_wrap=True)
+    table.add_column("time saved (95 % interval)", justify="right", no_wrap=True)
+    table.add_column("A/A", justify="right", no_wrap=True)
+    table.add_column("trusted", no_wrap=True)
+    for row in result["comparisons"]:
+        low, high = row["time_reduction_ci"]
+        table.add_row(
+            row["arm"],
+            row["baseline"],
+            f"{row['time_reduction_pct']:.1f} % [{low:.1f}, {high:.1f}]",
+            f"{row['aa_ratio']:.3f}",
+            "yes" if row["trusted"] else "no",
+        )
+    return table

@@ -1,0 +1,214 @@
+"""The verbs that train: train, sweep, status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.overrides import Override, check_single, expand, split_override, take, truth, unquote
+from rmsrepro.config.paths import user_conf_dir
+from rmsrepro.verbs.common import composer, console, label_study, only_options, say, take_options
+
+
+def train(overrides: list[Override]) -> int:
+    """One run; `show=true` prints its config instead."""
+    from rmsrepro.config.compose import to_train_config
+    from rmsrepro.config.resolve import resolve
+    from rmsrepro.runs.sweep import check_norm_parameters, chosen_experiment
+    from rmsrepro.runs.train import train as train_run
+
+    show, overrides = take(overrides, "show")
+    overrides = label_study(overrides)
+    check_single([item for item in overrides if item.key != "plugins"])
+    with composer(overrides) as opened:
+        config = to_train_config(opened.raw(overrides), chosen_experiment(overrides))
+        check_norm_parameters([config])
+        resolved = resolve(config)
+        if show is not None and truth("show", show):
+            from rmsrepro.verbs.showing import show_config
+
+            show_config(resolved, opened.files(overrides))
+            return 0
+    result = train_run(resolved, console=console())
+    if not result.skipped:
+        _tell_result(result.status, result.path, result.metrics, result.error, result.seconds)
+    else:
+        say(f"{result.path}")
+    return 0 if result.status in ("completed", "busy") else 1
+
+
+def _tell_result(
+    status: str, path: Path, metrics: dict[str, object], error: str | None, seconds: float
+) -> None:
+    shown = ("val_loss", "val_bits_per_byte", "val_bleu", "test_loss", "test_bleu", "test_chrf")
+    figures = "  ".join(f"{name} {metrics[name]:.4g}" for name in shown if isinstance(metrics.get(name), float))
+    say(f"{status} in {seconds:.1f} s  {figures}")
+    if error:
+        say(f"  {error}")
+        if (path / "error.txt").is_file():
+            say(f"  traceback: {path / 'error.txt'}")
+    say(f"records: {path}")
+    if (path / "checkpoints" / "last.ckpt").is_file():
+        say(f"checkpoint: {path / 'checkpoints' / 'last.ckpt'}")
+
+
+@dataclass
+class SweepVerb:
+    dry_run: bool = False
+    launcher: str | None = None
+    n_jobs: int | None = None
+    on_error: str = "continue"
+
+
+def sweep(overrides: list[Override]) -> int:
+    """Many runs."""
+    from rmsrepro.runs.launch import check_launcher
+
+    options, overrides = take_options(SweepVerb, overrides)
+    if options.launcher is not None:
+        check_launcher(options.launcher)
+    if options.n_jobs is not None and options.n_jobs < 1:
+        raise UserError(f"n_jobs={options.n_jobs}: expected a whole number above zero")
+    if options.on_error not in ("continue", "stop"):
+        raise UserError(
+            f"on_error={options.on_error}: expected continue or stop{nearest(options.on_error, ['continue', 'stop'])}"
+        )
+    return sweep_jobs(overrides, options)[0]
+
+
+def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list[str]]:
+    """Plan and run a sweep (also the first part of `reproduce`); return its exit code and run ids."""
+    from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
+
+    name, rest = take(overrides, "study")
+    settings = SweepOptions(
+        launcher=options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
+        n_jobs=options.n_jobs or (2 if options.launcher == "joblib" else 1),
+        on_error=options.on_error,
+    )
+    if name is None:
+        jobs = expand(rest)
+    else:
+        from rmsrepro.verbs.studies import load_study, restricted
+
+        study, extra = restricted(load_study(unquote(name)), rest)
+        from rmsrepro.paper.studies import study_jobs
+
+        jobs = [
+            label_study([*(split_override(text) for text in job.overrides), *extra]) for job in study_jobs(study)
+        ]
+        settings.num_threads = study.jobs.num_threads
+        if options.launcher is None and options.n_jobs is None and study.jobs.n_jobs > 1:
+            settings.launcher, settings.n_jobs = "joblib", study.jobs.n_jobs
+    jobs = [_last_wins(label_study(job)) for job in jobs]
+    everything = [item for job in jobs for item in job]
+    with composer([*rest, *[item for item in everything if item.key in ("norm", "plugins")]]) as opened:
+        screen = console()
+        plan = plan_sweep(opened, jobs)
+        for note in plan.notes:
+            say(f"note: {note}")
+        skipped = sum(job.skipped for job in plan.jobs)
+        say(f"{len(plan.jobs)} runs: {skipped} done already, {len(plan.todo)} to do")
+        if options.dry_run:
+            _list_jobs(plan.jobs)
+            return 0, [job.run_id for job in plan.jobs]
+        own = user_conf_dir()
+        base = [f"hydra.searchpath=['file://{own.as_posix()}']"] if own else []
+        start = time.perf_counter()
+        done = run_sweep(plan, settings, base=base, console=screen)
+    return _closing(done, time.perf_counter() - start), [job.run_id for job in done]
+
+
+def _last_wins(job: Sequence[Override]) -> list[Override]:
+    """Of several overrides with one key the last stays, at the first one's place."""
+    merged: dict[str, Override] = {}
+    for item in job:
+        merged[item.key] = item
+    return list(merged.values())
+
+
+def _list_jobs(jobs: Sequence[object]) -> None:
+    from rmsrepro.runs.estimate import estimate_seconds
+    from rmsrepro.runs.sweep import Job
+
+    total, unknown = 0.0, 0
+    for job in jobs:
+        assert isinstance(job, Job)
+        state = "invalid" if job.error else f"skip ({job.status})" if job.skipped else "run"
+        say(f"  {state:<16} {job.run_id}")
+        if job.error:
+            say(f"    {job.error}")
+        elif not job.skipped:
+            seconds = estimate_seconds(job.config, job.group)
+            if seconds is None:
+                unknown += 1
+            else:
+                total += seconds
+    if total:
+        say(f"about {total:.0f} s of training, by the finished runs of the same kind" + (f"; {unknown} unknown" if unknown else ""))
+    elif unknown:
+        say("estimated time: unknown until a run of the same kind has finished on this machine")
+
+
+def _closing(jobs: Sequence[object], seconds: float) -> int:
+    """Say how the sweep ended, with every failure; return the exit code."""
+    from rmsrepro.runs.sweep import Job, summary
+
+    typed = [job for job in jobs if isinstance(job, Job)]
+    counts = summary(typed)
+    skipped = sum(job.skipped for job in typed)
+    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    say(f"{text} ({skipped} of them before) in {seconds:.0f} s")
+    failures = [job for job in typed if job.status in ("failed", "diverged", "planned")]
+    for job in failures:
+        say(f"{job.status if job.status != 'planned' else 'not run'}: {job.text}")
+        if job.error:
+            say(f"  {job.error}")
+    return 1 if any(job.status in ("failed", "planned") for job in typed) else 0
+
+
+@dataclass
+class StatusVerb:
+    watch: bool = False
+    out_dir: str = "outputs"
+    every_s: float = 2.0
+
+
+def status(overrides: list[Override]) -> int:
+    """Show how far the runs of an output folder are."""
+    from rich.live import Live
+
+    from rmsrepro.runs.status import read_status
+
+    options = only_options(StatusVerb, overrides, "status")
+    folder = Path(options.out_dir).expanduser()
+    if not (folder / "runs").is_dir():
+        say(f"no runs in {folder} yet; start with: rmsrepro sweep study=smoke")
+        return 0
+    if not options.watch:
+        console().print(_status_table(read_status(folder)))
+        return 0
+    with Live(console=console(), refresh_per_second=4) as live:
+        while True:
+            now = read_status(folder)
+            live.update(_status_table(now))
+            if not now.running and not now.left:
+                return 0
+            time.sleep(options.every_s)
+
+
+def _status_table(now: object) -> Table:
+    from rmsrepro.runs.status import Status
+
+    assert isinstance(now, Status)
+    table = Table(box=None, pad_edge=False, title=now.headline, title_justify="left", title_style="bold")
+    for heading, justify in (("state", "left"), ("run", "left"), ("step", "right"), ("note", "left")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in now.rows:
+        table.add_row(row.state, row.run_id, row.progress, row.note)
+    return table

@@ -1,0 +1,187 @@
+"""The verbs that use a trained model: eval, translate, sample."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.overrides import Override, take, unquote
+from rmsrepro.verbs.common import only_options, say, take_options
+
+
+@dataclass
+class EvalVerb:
+    ckpt: str | None = None
+    split: str = "both"
+    num_threads: int | None = None
+
+
+def evaluate(overrides: list[Override]) -> int:
+    """Loss and scores of a checkpoint on the data of its run, or on other data of the same kind."""
+    from rmsrepro.data import build_data
+    from rmsrepro.runs.checkpoints import restore
+    from rmsrepro.runs.seeding import stream_seed
+    from rmsrepro.runs.train import tokenizer_cache
+    from rmsrepro.tasks import evaluate as evaluate_split
+
+    options, rest = take_options(EvalVerb, overrides)
+    splits = {"both": ["val", "test"], "val": ["val"], "test": ["test"]}
+    if options.split not in splits:
+        raise UserError(f"split={options.split}: expected val, test or both{nearest(options.split, splits)}")
+    checkpoint = _checkpoint(options.ckpt, "eval")
+    config = changed(checkpoint.config, rest)
+    checkpoint.state["config"] = _plain(config)
+    trained = restore(checkpoint)
+    data = build_data(
+        config.data,
+        config.task.name,
+        seed=stream_seed(config.seed, "data"),
+        accumulate=config.trainer.accumulate,
+        cache_dir=tokenizer_cache(config),
+        tokenizers=(trained.src_tokenizer, trained.tgt_tokenizer),
+    )
+    data.setup("fit")
+    figures: dict[str, Any] = {}
+    for split in splits[options.split]:
+        figures |= evaluate_split(trained.module, data, split)
+        figures |= trained.module.final_scores(data, split)
+    say(f"{checkpoint.run_id} at step {checkpoint.step}")
+    for name, value in figures.items():
+        say(f"  {name:<22} {value:.4f}" if isinstance(value, float) else f"  {name:<22} {value}")
+    return 0
+
+
+@dataclass
+class TranslateVerb:
+    ckpt: str | None = None
+    beam_size: int | None = None
+    length_penalty: float | None = None
+
+
+def translate(overrides: list[Override]) -> int:
+    """Translate the lines of the standard input."""
+    from rmsrepro.runs.checkpoints import restore
+    from rmsrepro.tasks import Translation, translate_texts
+
+    options = only_options(TranslateVerb, overrides, "translate")
+    checkpoint = _checkpoint(options.ckpt, "translate")
+    trained = restore(checkpoint)
+    if not isinstance(trained.module, Translation):
+        raise UserError(
+            f"ckpt={options.ckpt}: a model of task={trained.config.task.name} does not translate; "
+            "use rmsrepro sample, or a run of task=translation"
+        )
+    if sys.stdin.isatty():
+        say("reading sentences from the keyboard, one a line; end with Ctrl-D", stderr=True)
+    raw = sys.stdin.buffer.read()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UserError(f"standard input, line {line}: not UTF-8 (byte {error.start})") from error
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    translations = translate_texts(
+        trained.module, trained, lines, beam_size=options.beam_size, length_penalty=options.length_penalty
+    )
+    for line in translations:
+        sys.stdout.write(line.replace("\n", " ") + "\n")
+    return 0
+
+
+@dataclass
+class SampleVerb:
+    ckpt: str | None = None
+    prompt: str = ""
+    num_tokens: int = 200
+    temperature: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+
+def sample(overrides: list[Override]) -> int:
+    """Write text with a language model."""
+    from rmsrepro.runs.checkpoints import restore
+    from rmsrepro.tasks import sample as draw
+
+    options = only_options(SampleVerb, overrides, "sample")
+    checkpoint = _checkpoint(options.ckpt, "sample")
+    trained = restore(checkpoint)
+    config = trained.config
+    if config.task.name != "lm":
+        raise UserError(
+            f"ckpt={options.ckpt}: a model of task={config.task.name} writes no free text; "
+            "use rmsrepro translate, or a run of task=lm"
+        )
+    table = getattr(config.model, "positions", None)
+    text = draw(
+        trained.module.model,
+        trained.tokenizer,
+        options.prompt,
+        options.num_tokens,
+        options.temperature,
+        options.top_k,
+        options.seed,
+        max_len=config.data.max_len if table is not None else None,
+    )
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def changed(config: Any, overrides: Sequence[Override]) -> Any:
+    """Apply overrides of `data` and `task` to a trained config: what else it is, is trained into it.
+
+    Raises:
+        UserError: an override of anything else, or one that fits no field.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from rmsrepro.config.resolve import check
+
+    data, task = OmegaConf.structured(config.data), OmegaConf.structured(config.task)
+    fixed = ("data.name", "data.tokenizer", "data.vocab_size", "data.max_len", "task.name")
+    for item in overrides:
+        group, _, name = item.key.partition(".")
+        node = {"data": data, "task": task}.get(group)
+        if item.key == "out_dir":
+            config = replace(config, out_dir=unquote(item.value))
+            continue
+        if node is None or not name or item.key in fixed:
+            raise UserError(
+                f"{item.text}: eval takes ckpt, split and keys of data and task that leave the model as it is "
+                "(data.path, data.batch_tokens, task.beam_size, ...)"
+            )
+        if name not in node:
+            raise UserError(f"{item.text}: there is no key {item.key}{nearest(name, [str(key) for key in node])}")
+        try:
+            value, _ = take([item], item.key)
+            OmegaConf.update(node, name, OmegaConf.create(f"v: {value}").v)
+        except OmegaConfBaseException as error:
+            raise UserError(f"{item.text}: {str(error).splitlines()[0]}") from error
+    config = replace(config, data=OmegaConf.to_object(data), task=OmegaConf.to_object(task))
+    problems = check(config)
+    if problems:
+        raise UserError("\n".join(problems))
+    return config
+
+
+def _checkpoint(path: str | None, verb: str) -> Any:
+    from rmsrepro.runs.checkpoints import load_checkpoint
+
+    if path is None:
+        runs = sorted(Path("outputs/runs").glob("*/checkpoints/last.ckpt"), key=lambda file: file.stat().st_mtime)
+        hint = f", for instance ckpt={runs[-1]}" if runs else ""
+        raise UserError(f"{verb} needs ckpt=RUN, a run's folder or a .ckpt file{hint}")
+    return load_checkpoint(path)
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    from rmsrepro.config.compose import plain
+
+    return plain(config)  # type: ignore[no-any-return]
