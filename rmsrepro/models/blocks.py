@@ -1,0 +1,119 @@
+"""The residual block: the one place that knows where a Transformer's norms sit.
+
+f is the branch (attention or feed-forward), n a norm with its own parameters, d dropout::
+
+    pre                  post                 sandwich             res_post             none
+
+    x ----+              x ----+              x ----+              x ----+              x ----+
+    |     n              |     |              |     n1             |     |              |     |
+    |     f              |     f              |     f              |     f              |     f
+    |     d              |     d              |     d              |     d              |     d
+    |     |              |     |              |     n2             |     n              |     |
+    +-----+              +-----+              +-----+              +-----+              +-----+
+    |                    |                    |                    |                    |
+    |                    n                    |                    |                    |
+
+    x + d(f(n(x)))       n(x + d(f(x)))       x + n2(d(f(n1(x))))  x + n(d(f(x)))       x + d(f(x))
+
+`pre` and `sandwich` leave the residual stream itself without a norm, so the stack ends in a final one.
+Norms of a stack with R residual branches (2 a layer; 3 with attention to an encoder):
+
+    pre R + 1,  post R,  sandwich 2 R + 1,  res_post R,  none 0.
+
+A norm called `none` has no norm modules in any placement. Sources: `post` Vaswani et al. 2017, the
+authors' own Transformer (Zhang & Sennrich 2019, section 6.1, with their code); `pre` Xiong et al. 2020;
+`sandwich` Ding et al. 2021 and Gemma 2; `res_post` Liu et al. 2022 (Swin v2) and OLMo 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rmsrepro.config.schema import FeedForward as FeedForwardKind
+from rmsrepro.config.schema import Placement
+from rmsrepro.norms import NormSpec
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """Which of the possible places of a norm are taken."""
+
+    branch_input: bool = False
+    branch_output: bool = False
+    after_sum: bool = False
+    final: bool = False
+    """At the end of the stack."""
+
+
+DATAFLOWS: dict[Placement, Dataflow] = {
+    Placement.pre: Dataflow(branch_input=True, final=True),
+    Placement.post: Dataflow(after_sum=True),
+    Placement.sandwich: Dataflow(branch_input=True, branch_output=True, final=True),
+    Placement.res_post: Dataflow(branch_output=True),
+    Placement.none: Dataflow(),
+}
+
+
+def dataflow(norm: NormSpec, placement: Placement) -> Dataflow:
+    """Return where the norms sit; a norm called `none` ignores the placement."""
+    return DATAFLOWS[Placement.none if norm.is_none else placement]
+
+
+class Residual(nn.Module):
+    """One residual branch with the norms that its placement asks for; x: (..., dim) -> (..., dim).
+
+    The branch is handed to `forward` instead of being owned, so that it may take what it likes beside
+    x and so that its parameters have the same names in every placement.
+    """
+
+    def __init__(self, dim: int, norm: NormSpec, placement: Placement, dropout: float) -> None:
+        super().__init__()
+        flow = dataflow(norm, placement)
+        self.norm_input = norm.build(dim) if flow.branch_input else None
+        self.norm_output = norm.build(dim) if flow.branch_output else None
+        self.norm_sum = norm.build(dim) if flow.after_sum else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return x with the branch added, as drawn at the top of this module."""
+        y = x if self.norm_input is None else self.norm_input(x)
+        y = self.dropout(branch(y))
+        if self.norm_output is not None:
+            y = self.norm_output(y)
+        x = x + y
+        return x if self.norm_sum is None else self.norm_sum(x)
+
+
+def final_norm(dim: int, norm: NormSpec, placement: Placement) -> nn.Module | None:
+    """Return the norm at the end of a stack, or None where the placement has none."""
+    return norm.build(dim) if dataflow(norm, placement).final else None
+
+
+class FeedForward(nn.Module):
+    """The position-wise part, (..., dim) -> (..., dim) through `inner` units.
+
+    gelu: down(gelu(up(x))).  swiglu: down(silu(gate(x)) * up(x)) (Shazeer 2020) with gate and up as one
+    product, in this order; `inner` is the width of each, and is not shrunk to equal parameter counts.
+    """
+
+    def __init__(self, dim: int, inner: int, kind: FeedForwardKind, *, bias: bool) -> None:
+        super().__init__()
+        self.gated = kind is FeedForwardKind.swiglu
+        if self.gated:
+            self.gate_up = nn.Linear(dim, 2 * inner, bias=bias)
+        else:
+            self.up = nn.Linear(dim, inner, bias=bias)
+        self.down = nn.Linear(inner, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gated:
+            gate, up = self.gate_up(x).chunk(2, -1)
+            inner = F.silu(gate) * up
+        else:
+            inner = F.gelu(self.up(x))
+        y: Tensor = self.down(inner)
+        return y

@@ -1,0 +1,20 @@
+"""Padding masks: True where there is a token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def needed_mask(mask: Tensor) -> Tensor | None:
+    """Return None where `mask` hides nothing, so that the faster path without a mask is taken.
+
+    Looked at on the CPU only: on another device the question would make the host wait for it.
+    """
+    if mask.device.type == "cpu" and bool(mask.all()):
+        return None
+    return mask
+
+
+def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Set the padded positions of `x` (B, S, D) to zero; `mask` is (B, S), or None for no padding."""
+    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
