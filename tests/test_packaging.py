@@ -175,7 +175,6 @@ def _script(root: Path, name: str, *arguments: str, env: dict[str, str]) -> subp
     )
 
 
-@pytest.mark.slow
 def test_installed_wheel_works_from_another_directory(built: Path, tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
