@@ -52,20 +52,18 @@ def build_task(config: TrainConfig, data: Any) -> Task:
     if isinstance(task, TranslationConfig) and task.max_decode_len is not None:
         # Position tables have to hold the longest hypothesis too.
         max_len = max(max_len, task.max_decode_len)
-    model = build_model(
-        config.model,
-        "lm" if isinstance(task, LMConfig) else "translation",
-        src_vocab=data.src_vocab,
-        tgt_vocab=data.tgt_vocab,
-        max_len=max_len,
-        norm=norm_spec(config),
-        placement=config.placement,
-        sites=config.sites,
-        seed=config.seed,
-    )
-    return (
-        LanguageModelling(config, model, data) if isinstance(task, LMConfig) else Translation(config, model)
-    )
+    shared: dict[str, Any] = {
+        "src_vocab": data.src_vocab,
+        "tgt_vocab": data.tgt_vocab,
+        "max_len": max_len,
+        "norm": norm_spec(config),
+        "placement": config.placement,
+        "sites": config.sites,
+        "seed": config.seed,
+    }
+    if isinstance(task, LMConfig):
+        return LanguageModelling(config, build_model(config.model, "lm", **shared), data)
+    return Translation(config, build_model(config.model, "translation", **shared))
 
 
 def norm_spec(config: TrainConfig) -> NormSpec:

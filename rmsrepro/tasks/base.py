@@ -158,10 +158,6 @@ class Task(L.LightningModule, ABC):
             self._update["grad_norm"] = clip_grad_norm_(parameters, limit)
         self._update["lr"] = optimizer.param_groups[0]["lr"]
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch by its own `.to`; nothing to do on a CPU, where batches are made."""
-        return batch if device.type == "cpu" else batch.to(device)
-
     # --------------------------------------------------------------------- validation
 
     def on_validation_epoch_start(self) -> None:

@@ -62,9 +62,11 @@ def beam_search(
     """Keep the `beam_size` best beginnings of each row; return its best finished hypothesis.
 
     A finished hypothesis is ranked by log-probability / length**length_penalty, where the end mark
-    counts in both. A row is done as soon as `beam_size` hypotheses have finished, or earlier when
-    no beginning can overtake the best of them any more. A row in which nothing finishes within
-    `max_len` steps gives its most probable beginning. `beam_size=1` is greedy search.
+    counts in both. A row is done when no beginning can overtake its best hypothesis any more, or when
+    `beam_size` hypotheses have finished and the best beginning, divided by its own length, ranks below
+    the best of them. (To stop at the count alone would return a stump: an early end mark of hardly any
+    probability finishes too, when the beam has no better second choice.) A row in which nothing finishes
+    within `max_len` steps gives its most probable beginning. `beam_size=1` is greedy search.
 
     The most probable continuations are counted against the whole vocabulary: forbidding a token does
     not make the others likelier.
@@ -114,8 +116,9 @@ def beam_search(
         parent, choice = beam.gather(1, kept), token.gather(1, kept)
         parents.append(parent)
         choices.append(choice)
-        bound = alive[:, 0] / max(longest, (step + 2) ** length_penalty)
-        done |= (finished >= width) | (best >= bound)
+        reachable = alive[:, 0] / max(longest, (step + 2) ** length_penalty)
+        ranked_now = alive[:, 0] / (step + 1) ** length_penalty
+        done |= (best >= reachable) | ((finished >= width) & (best >= ranked_now))
         if _all_done(done, step):
             break
         tokens = choice.view(-1)

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from rmsrepro.config.schema import (
     DataConfig,
@@ -27,6 +26,7 @@ from rmsrepro.data.batches import (
     target_row,
     translation_batch,
 )
+from rmsrepro.data.loaders import BatchList
 
 VOCAB = 7
 """The four marks and three words."""
@@ -157,9 +157,9 @@ def text_batch(pairs: list[tuple[str, str]]) -> TranslationBatch:
     )
 
 
-def loader(batches: list[Any]) -> DataLoader[Any]:
+def loader(batches: list[Any]) -> BatchList[Any]:
     """Ready-made batches as Lightning wants them (a plain list would be a list of loaders)."""
-    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    return BatchList(batches.__getitem__, len(batches))
 
 
 def trainer(**options: Any) -> L.Trainer:

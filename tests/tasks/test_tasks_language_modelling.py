@@ -14,6 +14,8 @@ from rmsrepro.tasks.language_modelling import LanguageModelling
 from rmsrepro.tasks.metrics import TokenMeter, bits_per_byte, perplexity
 from tests.tasks.fakes import Bigram, FakeData, lm_batch, lm_config, loader, trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+
 LONG, SHORT = [4, 5, 6, 4, 4, 6, 5], [6, 5, 4]
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from rmsrepro.tasks.search import EOS, beam_search, greedy_search
-from tests.tasks.fakes import VOCAB, RandomTranslator
+from tests.tasks.fakes import VOCAB, RandomTranslator, Rows
 
 WORDS = range(4, VOCAB)
 
@@ -107,13 +109,31 @@ def test_marks_are_never_written_and_no_hypothesis_is_empty(beam_size: int) -> N
 def test_a_row_alone_gets_what_it_gets_in_a_batch(beam_size: int) -> None:
     model = RandomTranslator(seed=6, scale=1.0)
     src, mask = _sources(24, 6)
-    together = beam_search(model, src, mask, max_len=10, beam_size=beam_size)
-    alone = [
-        beam_search(model, src[row : row + 1], mask[row : row + 1], max_len=10, beam_size=beam_size)[0]
-        for row in range(24)
-    ]
+    options: dict[str, Any] = {"max_len": 10, "beam_size": beam_size, "length_penalty": 0.5}
+    together = beam_search(model, src, mask, **options)
+    alone = [beam_search(model, src[[row]], mask[[row]], **options)[0] for row in range(24)]
     assert together == alone
+    # Rows were done at different times.
     assert len({len(tokens) for tokens in alone}) > 2
+
+
+class SureOfEight(nn.Module):
+    """Word 4 eight times, then the end, each almost certain; an end is always the second choice."""
+
+    def start(self, src: Tensor, src_mask: Tensor) -> Rows:
+        return Rows(torch.zeros(len(src)))
+
+    def step(self, tokens: Tensor, state: Rows) -> tuple[Tensor, Rows]:
+        logits = torch.tensor([0.0, 0.0, 2.0, 0.0, 8.0, 1.0, 1.0]).repeat(len(tokens), 1)
+        logits[state.hidden == 8, EOS] = 14.0
+        return logits, Rows(state.hidden + 1)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3])
+def test_early_ends_of_hardly_any_probability_do_not_stop_a_search(beam_size: int) -> None:
+    src, mask = _sources(2)
+    found = beam_search(SureOfEight(), src, mask, max_len=20, beam_size=beam_size)
+    assert found == [[4] * 8, [4] * 8]
 
 
 @torch.no_grad()
