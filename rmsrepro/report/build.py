@@ -1,0 +1,120 @@
+"""Builds a report from whatever records exist, once or again and again while runs go on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmsrepro.config.study import StudyConfig
+from rmsrepro.report.cells import build_cells
+from rmsrepro.report.load import load_records
+from rmsrepro.report.page import PageInput, render
+from rmsrepro.report.records import BenchRecord, Records, RunRecord
+from rmsrepro.report.scorecard import Scorecard, build_scorecard
+from rmsrepro.report.table import results_table
+from rmsrepro.report.timing import newest, step_times
+from rmsrepro.runs.files import write_atomic
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """Where the page and the table lie, and what they say."""
+
+    page: Path
+    results: Path
+    scorecard: Scorecard
+
+
+def build_report(
+    out_dir: Path | str,
+    *,
+    study: StudyConfig | None = None,
+    report_id: str | None = None,
+    run_ids: Collection[str] | None = None,
+    watching: bool = False,
+    every_s: float = 10.0,
+) -> ReportResult:
+    """Write `<out_dir>/reports/<id>/index.html` and `results.csv` and return where they are.
+
+    Args:
+        out_dir: the folder that holds `runs/` and `bench/`.
+        study: judge by this study's rules. Without it all runs are shown, with no verdict.
+        report_id: the folder's name; by default the study's name, else `all`. Rebuilt in place.
+        run_ids: exactly these runs make the report. By default a study takes the runs that carry
+            its name; give them where a run may have been made under another name and skipped since.
+        watching: the page reloads itself every `every_s` seconds.
+    """
+    root = Path(out_dir)
+    name = folder_name(report_id or (study.name if study else "all"))
+    records = _select(load_records(root, run_ids=run_ids), study, chosen=run_ids is not None)
+    cells, outside = build_cells(records.runs, study)
+    times = step_times(records.benches)
+    card = build_scorecard(cells, times, study)
+    page = PageInput(
+        report_id=name,
+        card=card,
+        study=study,
+        records=records,
+        outside=outside if study else (),
+        times=newest(times),
+        watching=watching,
+        every_s=every_s,
+    )
+    folder = root / "reports" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "results.csv", results_table(records.runs).to_csv(index=False))
+    write_atomic(folder / "index.html", render(page))
+    return ReportResult(page=folder / "index.html", results=folder / "results.csv", scorecard=card)
+
+
+def watch_report(
+    out_dir: Path | str,
+    *,
+    study: StudyConfig | None = None,
+    report_id: str | None = None,
+    run_ids: Collection[str] | None = None,
+    every_s: float = 10.0,
+    on_build: Callable[[ReportResult], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> ReportResult:
+    """Rebuild the report every `every_s` seconds until `stop()` or Ctrl-C, then once more for good.
+
+    The last page no longer reloads itself. `on_build` is called after each build.
+    """
+    try:
+        while True:
+            result = build_report(
+                out_dir, study=study, report_id=report_id, run_ids=run_ids, watching=True, every_s=every_s
+            )
+            if on_build is not None:
+                on_build(result)
+            if stop():
+                break
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        pass
+    return build_report(out_dir, study=study, report_id=report_id, run_ids=run_ids)
+
+
+def folder_name(text: str) -> str:
+    """A report's id as a folder name: letters, digits, `.`, `_` and `-`, never hidden, never empty."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:100] or "report"
+
+
+def _select(records: Records, study: StudyConfig | None, *, chosen: bool) -> Records:
+    """Keep what belongs to the study: its runs, and its benches, or all benches if it has none."""
+    if study is None:
+        return records
+
+    def belongs(run: RunRecord) -> bool:
+        return chosen or run.study == study.name
+
+    own: list[BenchRecord] = [bench for bench in records.benches if bench.study == study.name]
+    return Records(
+        runs=tuple(run for run in records.runs if belongs(run)),
+        benches=tuple(own) or records.benches,
+        problems=records.problems,
+    )

@@ -1,0 +1,302 @@
+"""Sorts runs into cells and arms: which runs may be compared, seed by seed.
+
+A cell holds runs that differ in nothing but the norm and the seed. With a study a cell also knows
+the arms and seeds that were planned, so that a missing run is seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmsrepro.config.study import StudyConfig, cell_name
+from rmsrepro.report.formatting import norm_title
+from rmsrepro.report.records import RunRecord, State
+
+BASELINE = "layernorm"
+
+NOT_COMPARED = frozenset(
+    [
+        "norm",
+        "seed",
+        "out_dir",
+        "study",
+        "study_name",
+        "experiment",
+        "tracker",
+        "plugins",
+        "rerun",
+        "ckpt",
+        "sweep",
+        "hydra",
+        "backend",
+        "placement",
+        "sites",
+        "model",
+        "task",
+        "trainer.progress",
+        "trainer.log_every",
+        "trainer.checkpoint_every",
+        "trainer.val_every",
+        "trainer.num_threads",
+        "trainer.accelerator",
+        "trainer.devices",
+        "data.cache_dir",
+    ]
+)
+"""Settings that may differ inside a cell, or that the key of a cell holds in another form."""
+
+DATA_FILES = frozenset(
+    f"data.{name}"
+    for name in [
+        "path",
+        "train",
+        "val",
+        "test",
+        "train_src",
+        "train_tgt",
+        "val_src",
+        "val_tgt",
+        "test_src",
+        "test_tgt",
+    ]
+)
+"""Where data lies; once its content hash is known, the place says nothing."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One norm (with its parameters) in a cell."""
+
+    norm: str
+    label: str
+    """The norm's title, with the parameters that tell it from its siblings in the cell."""
+    params: Mapping[str, Any]
+    runs: Mapping[int, RunRecord]
+    """Seed -> its run; of several runs of a seed, the one that counts (see `_best`)."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs that differ only in norm and seed."""
+
+    model: str
+    task: str
+    label: str
+    """`model / task`, with what tells this cell from others of the same name."""
+    backend: str
+    settings: Mapping[str, Any]
+    """The flat settings that all runs of the cell share."""
+    arms: tuple[Arm, ...]
+    baseline: str
+    seeds: tuple[int, ...]
+    """Seeds that every arm should have: the study's, else those seen."""
+
+    @property
+    def name(self) -> str:
+        """`model/task`, as a study's per-cell settings are keyed."""
+        return cell_name(self.model, self.task)
+
+    def baseline_of(self, arm: Arm) -> Arm | None:
+        """The baseline arm that shares most parameters with `arm`, then the one with most runs."""
+        candidates = [other for other in self.arms if other.norm == self.baseline]
+        if not candidates:
+            return None
+
+        def shared(other: Arm) -> tuple[int, int]:
+            same = sum(1 for key, value in other.params.items() if arm.params.get(key) == value)
+            return same, len(other.runs)
+
+        return max(candidates, key=shared)
+
+
+def build_cells(runs: Iterable[RunRecord], study: StudyConfig | None) -> tuple[list[Cell], list[RunRecord]]:
+    """Return the cells, and the runs that are in none of them.
+
+    Without a study every run that names model, task and seed is in a cell. With one there is one
+    cell for each planned model and task, empty if nothing ran; of several groups of runs with
+    different settings, the one with the most finished runs stands for it, then the newest.
+    """
+    usable = [run for run in runs if run.model and run.task and run.norm and run.seed is not None]
+    groups = _groups(usable, _loose_keys(study))
+    if study is None:
+        cells = _label_apart([_cell(group, None) for group in groups])
+        return cells, [run for run in runs if run not in usable]
+    cells = []
+    placed: set[int] = set()
+    for model in study.models:
+        for task in study.tasks:
+            rivals = [group for group in groups if (group[0].model, group[0].task) == (model, task)]
+            best = max(rivals, key=_weight) if rivals else []
+            cell = _planned_cell(model, task, best, study)
+            placed.update(id(run) for arm in cell.arms for run in arm.runs.values())
+            cells.append(cell)
+    return cells, [run for run in runs if id(run) not in placed]
+
+
+def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to dotted keys; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten({str(k): v for k, v in value.items()}, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def _loose_keys(study: StudyConfig | None) -> frozenset[str]:
+    """Settings that a study varies by norm, on purpose: its arms are still one cell."""
+    if study is None:
+        return frozenset()
+    overrides = (override for group in study.norm_overrides.values() for override in group)
+    return frozenset(override.split("=", 1)[0].lstrip("+~") for override in overrides)
+
+
+def _settings(run: RunRecord, loose: frozenset[str]) -> dict[str, Any]:
+    """The settings of a run that its partner in a pair must share, apart from what a norm decides."""
+    flat = flatten(run.config)
+    kept = {
+        key: value
+        for key, value in flat.items()
+        if not (key in NOT_COMPARED or key.split(".")[0] in NOT_COMPARED - {"model", "task"})
+        and key not in loose
+        and not (run.fingerprint and key in DATA_FILES)
+    }
+    kept |= {"model": run.model, "task": run.task, "data": run.data, "precision": run.precision}
+    if run.fingerprint:
+        kept["data content"] = run.fingerprint
+    if run.parent:
+        kept["continued"] = True
+    return kept
+
+
+def _norm_settings(run: RunRecord) -> dict[str, Any]:
+    """The settings that mean nothing to a run without a norm: it may join any cell."""
+    sites = run.config.get("sites")
+    return {"backend": run.backend, "placement": run.placement, "sites": sites}
+
+
+def _groups(runs: Sequence[RunRecord], loose: frozenset[str]) -> list[list[RunRecord]]:
+    by_core: dict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        by_core[json.dumps(_settings(run, loose), sort_keys=True, default=str)].append(run)
+    groups = []
+    for members in by_core.values():
+        bare = [run for run in members if run.norm == "none"]
+        normed: dict[str, list[RunRecord]] = defaultdict(list)
+        for run in members:
+            if run.norm != "none":
+                normed[json.dumps(_norm_settings(run), sort_keys=True, default=str)].append(run)
+        groups += [group + bare for group in normed.values()] if normed else [bare]
+    return sorted(groups, key=lambda group: (group[0].model, group[0].task, -len(group)))
+
+
+def _weight(group: Sequence[RunRecord]) -> tuple[int, float]:
+    return sum(run.finished for run in group), max(run.written for run in group)
+
+
+def _arms(group: Sequence[RunRecord], order: Sequence[str]) -> list[Arm]:
+    variants: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
+    for run in group:
+        variants[run.norm, json.dumps(run.norm_params, sort_keys=True, default=str)].append(run)
+    arms = []
+    for (norm, _), runs in variants.items():
+        siblings = [members[0].norm_params for (name, _), members in variants.items() if name == norm]
+        params = runs[0].norm_params
+        apart = {k: v for k, v in params.items() if any(other.get(k) != v for other in siblings)}
+        suffix = f" ({', '.join(f'{key}={value}' for key, value in apart.items())})" if apart else ""
+        by_seed: dict[int, list[RunRecord]] = defaultdict(list)
+        for run in runs:
+            if run.seed is not None:
+                by_seed[run.seed].append(run)
+        chosen = {seed: max(same, key=_best) for seed, same in sorted(by_seed.items())}
+        arms.append(Arm(norm=norm, label=norm_title(norm) + suffix, params=params, runs=chosen))
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(arms, key=lambda arm: (places.get(arm.norm, len(places)), arm.label))
+
+
+def _best(run: RunRecord) -> tuple[bool, float]:
+    """Of several runs of one seed an ended one counts before others, then the newest."""
+    return run.state in (State.completed, State.diverged), run.written
+
+
+_ORDER = ("layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm", "none")
+
+
+def _cell(group: Sequence[RunRecord], study: StudyConfig | None) -> Cell:
+    arms = _arms(group, study.norms if study else _ORDER)
+    first = next((run for run in group if run.norm != "none"), group[0])
+    loose = _loose_keys(study)
+    return Cell(
+        model=first.model,
+        task=first.task,
+        label=f"{first.model} / {first.task}",
+        backend=study.backend if study and study.backend != "auto" else first.backend,
+        settings=_settings(first, loose) | _norm_settings(first),
+        arms=tuple(arms),
+        baseline=study.baseline if study else BASELINE,
+        seeds=tuple(study.seeds) if study else tuple(sorted({seed for arm in arms for seed in arm.runs})),
+    )
+
+
+def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: StudyConfig) -> Cell:
+    """A study's cell: exactly its norms, one arm each, and its seeds."""
+    found = _cell(group, study) if group else None
+    arms = []
+    for norm in study.norms:
+        variants = [arm for arm in found.arms if arm.norm == norm] if found else []
+        kept = max(variants, key=lambda arm: _weight(list(arm.runs.values())), default=None)
+        chosen = {seed: run for seed, run in kept.runs.items() if seed in study.seeds} if kept else {}
+        arms.append(Arm(norm=norm, label=norm_title(norm), params=kept.params if kept else {}, runs=chosen))
+    return Cell(
+        model=model,
+        task=task,
+        label=f"{model} / {task}",
+        backend=found.backend if found and study.backend == "auto" else study.backend,
+        settings=found.settings if found else {},
+        arms=tuple(arms),
+        baseline=study.baseline,
+        seeds=tuple(study.seeds),
+    )
+
+
+def _label_apart(cells: list[Cell]) -> list[Cell]:
+    """Add to equal labels the settings (at most three) in which their cells differ."""
+    by_label: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        by_label[cell.label].append(cell)
+    labelled = []
+    for cell in cells:
+        rivals = by_label[cell.label]
+        keys = sorted({key for rival in rivals for key in rival.settings})
+        apart = [
+            key for key in keys if any(rival.settings.get(key) != cell.settings.get(key) for rival in rivals)
+        ]
+        if not apart:
+            labelled.append(cell)
+            continue
+        shown = ", ".join(f"{key}={_short(cell.settings.get(key))}" for key in apart[:3])
+        more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
+        labelled.append(
+            Cell(
+                model=cell.model,
+                task=cell.task,
+                label=f"{cell.label} ({shown}{more})",
+                backend=cell.backend,
+                settings=cell.settings,
+                arms=cell.arms,
+                baseline=cell.baseline,
+                seeds=cell.seeds,
+            )
+        )
+    return labelled
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 24 else text[:21] + "..."

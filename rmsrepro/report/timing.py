@@ -1,0 +1,187 @@
+"""Times: a step against the baseline's (from paired benches), and training until the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmsrepro.config.study import higher_is_better
+from rmsrepro.report import formatting
+from rmsrepro.report.cells import Arm, Cell, flatten
+from rmsrepro.report.records import BenchRecord, Comparison, RunRecord, machine_name
+from rmsrepro.report.statistics import median, time_to_target
+
+SHAPES_A_STEP = ("data.max_len", "data.batch_tokens", "data.batch_sentences", "precision", "placement")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A comparison and the bench that it was measured in."""
+
+    comparison: Comparison
+    bench_id: str
+    machine: str
+    settings: Mapping[str, Any]
+    """The flat training settings whose step was timed."""
+    written: float
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a ratio at all (an unavailable backend has none)."""
+        return math.isfinite(self.comparison.ratio)
+
+    @property
+    def text(self) -> str:
+        """`12.3 % [10.2, 14.1]`: the time saved, with its interval."""
+        timed = self.comparison
+        if not self.measured:
+            return "unavailable"
+        if not timed.like_for_like:
+            return f"ratio {formatting.number(timed.ratio, 3)}"
+        ends = formatting.interval(timed.reduction_low, timed.reduction_high, 1)
+        return f"{formatting.number(timed.reduction, 1)} % {ends}".rstrip()
+
+    @property
+    def words(self) -> str:
+        """`12.3 % less` or `4.0 % more`."""
+        if not self.measured:
+            return "unavailable"
+        if not self.comparison.like_for_like:
+            return f"{formatting.number(self.comparison.ratio, 3)} times the baseline's, on another backend"
+        reduction = self.comparison.reduction
+        return f"{formatting.number(abs(reduction), 1)} % {'less' if reduction >= 0 else 'more'}"
+
+
+def step_times(benches: Iterable[BenchRecord]) -> list[StepTime]:
+    """All comparisons of all benches, newest first."""
+    times = [
+        StepTime(
+            comparison=comparison,
+            bench_id=bench.bench_id,
+            machine=machine_name(bench.machine),
+            settings=flatten(bench.config),
+            written=bench.written,
+        )
+        for bench in benches
+        for comparison in bench.comparisons
+    ]
+    return sorted(times, key=lambda time: -time.written)
+
+
+def newest(times: Sequence[StepTime]) -> list[StepTime]:
+    """Of repeated comparisons (same arms, model, task, shape, machine) the newest, trusted or not."""
+    kept: dict[tuple[object, ...], StepTime] = {}
+    for time in times:
+        c = time.comparison
+        key = (time.machine, c.level, c.model, c.task, c.shape, c.mode, c.dtype, c.device, c.threads)
+        kept.setdefault((*key, c.norm, c.backend, c.baseline_norm, c.baseline_backend), time)
+    return list(kept.values())
+
+
+def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | None:
+    """The newest comparison of a whole step of `arm` with the cell's baseline, on the cell's backend.
+
+    Where the bench says what it timed, that must be the cell's model, batch and precision.
+    """
+    for time in times:
+        c = time.comparison
+        if (
+            c.level == "step"
+            and c.model == cell.model
+            and c.task in ("", cell.task)
+            and c.norm.split("(", 1)[0] == arm.norm
+            and (not time.measured or (c.baseline_norm.split("(", 1)[0] == cell.baseline and c.like_for_like))
+            and cell.backend in ("", c.backend)
+            and _same_step(time.settings, cell.settings)
+        ):
+            return time
+    return None
+
+
+def _same_step(timed: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:
+    """Whether two flat settings describe the same step; what either leaves open does not matter."""
+    return not any(
+        timed[key] != trained[key]
+        for key in timed.keys() & trained.keys()
+        if (key.startswith("model.") or key in SHAPES_A_STEP) and None not in (timed[key], trained[key])
+    )
+
+
+@dataclass(frozen=True)
+class Reaching:
+    """When the runs of an arm reached the target. Infinity: not within the run."""
+
+    seconds: tuple[float, ...]
+    """Training seconds, one a seed; of runs that shared the machine they are not to be quoted."""
+    steps: tuple[float, ...]
+    machines: tuple[str, ...]
+    contended: bool
+
+    @property
+    def n(self) -> int:
+        """Number of runs."""
+        return len(self.seconds)
+
+    @property
+    def unreached(self) -> int:
+        """Runs that never reached the target."""
+        return sum(math.isinf(value) for value in self.steps)
+
+    @property
+    def steps_text(self) -> str:
+        """The median number of steps, or `not reached (k of n)`."""
+        return self._text(self.steps, lambda value: f"{value:.0f}")
+
+    @property
+    def seconds_text(self) -> str:
+        """The median training time; no number where times are contended or of several machines."""
+        if self.contended:
+            return "contended"
+        if len(self.machines) > 1:
+            return "several machines"
+        return self._text(self.seconds, formatting.seconds)
+
+    def _text(self, values: Sequence[float], show: Callable[[float], str]) -> str:
+        middle = median(values)
+        if not values or math.isnan(middle):
+            return "-"
+        if math.isinf(middle):
+            return f"not reached ({self.unreached} of {self.n})"
+        return (
+            f"{show(middle)} ({self.unreached} of {self.n} not reached)" if self.unreached else show(middle)
+        )
+
+
+def reaching(arm: Arm, metric: str, target: float) -> Reaching | None:
+    """When the finished and the diverged runs of `arm` first had `metric` at `target`; None without runs."""
+    runs = [run for run in arm.runs.values() if run.finished or run.diverged(metric)]
+    if not runs:
+        return None
+    higher = higher_is_better(metric)
+
+    def first(run: RunRecord, clock: str) -> float:
+        if metric not in run.curve:
+            return math.inf
+        return time_to_target(run.curve[clock].tolist(), run.curve[metric].tolist(), target, higher=higher)
+
+    return Reaching(
+        seconds=tuple(first(run, "train_seconds") for run in runs),
+        steps=tuple(first(run, "step") for run in runs),
+        machines=tuple(sorted({machine_name(run.machine) for run in runs})),
+        contended=any(run.contended for run in runs),
+    )
+
+
+def unpaired_step_ms(arm: Arm) -> str:
+    """Training time a step in ms: the median over finished runs. Unpaired, so never a percentage."""
+    runs = [run for run in arm.runs.values() if run.finished and run.steps]
+    if not runs:
+        return "-"
+    if any(run.contended for run in runs):
+        return "contended"
+    if len({machine_name(run.machine) for run in runs}) > 1:
+        return "several machines"
+    value = median([1e3 * run.clocks.get("train_s", math.nan) / (run.steps or 1) for run in runs])
+    return "-" if math.isnan(value) else f"{value:.3g} ms"
