@@ -86,9 +86,8 @@ def arrange_arms(norms: Iterable[Mapping[str, Any]]) -> tuple[list[Arm], list[st
 
 
 def _why_unavailable(name: str, params: Mapping[str, Any], backend: str) -> str | None:
-    spec = NormSpec(name, params, "auto" if name == "none" else backend)
     try:
-        _ = spec.backend_used
+        resolve_backend([NormSpec(name, params)], backend)
     except BackendUnavailable as error:
         return str(error)
     return None
@@ -108,8 +107,7 @@ def check_base(base: TrainConfig) -> None:
 
 def arm_config(base: TrainConfig, arm: Arm) -> TrainConfig:
     """The training config of `arm`: `base` with its norm and backend."""
-    backend = Backend.auto if arm.norm == "none" else Backend(arm.backend)
-    return resolve(replace(base, norm={"name": arm.norm, **arm.params}, backend=backend))
+    return resolve(replace(base, norm={"name": arm.norm, **arm.params}, backend=Backend(arm.backend)))
 
 
 @dataclass

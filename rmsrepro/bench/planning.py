@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from rmsrepro.config.bench import BenchConfig
+
 PILOT_ROUNDS = 7
 MIN_ROUNDS = 7
 """Fewest rounds of a process: a median of fewer is at the mercy of one disturbance."""
@@ -23,6 +25,16 @@ class Plan:
     steps_in_block: int
     lead_in: int
     """Untimed steps at the start of a block."""
+
+
+def warm_up_seconds(config: BenchConfig, *, num_arms: int) -> tuple[float, float]:
+    """Return the least and the most seconds of warm-up for all arms of a process together.
+
+    Four times what was asked for at most, and never more than a quarter of the process's budget.
+    """
+    asked = config.warmup_s * num_arms
+    most = min(4 * asked, config.budget_s / config.processes / 4)
+    return min(asked, most), most
 
 
 def decide_rounds(

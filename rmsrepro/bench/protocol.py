@@ -131,16 +131,17 @@ class PairedTimer:
         self._order = random.Random(seed)
         self._on_round = on_round
 
-    def warm_up(self, least_seconds: float, *, least_steps: int = 1) -> WarmUp:
-        """Run each arm for `least_seconds` and `least_steps`, and on until stable or four times as long.
+    def warm_up(self, least_s: float, most_s: float, *, least_steps: int = 1) -> WarmUp:
+        """Run the arms in windows for `least_s` in all and `least_steps` each, and on until stable.
 
-        Stable means stable against each other: what all arms have in common cancels in the ratios.
+        Stable means stable against each other: what all arms have in common cancels in the ratios. When
+        `most_s` seconds have gone it ends all the same.
         """
         names = list(self._arms)
         seconds = {name: timed_block(self._arms[name], 1, self._clock) for name in names}
         total_steps = 1
-        fastest = max(min(seconds.values()), self._clock.resolution)
-        window_steps = max(1, math.ceil(least_seconds / WARMUP_WINDOWS / fastest))
+        once = max(sum(seconds.values()), self._clock.resolution)
+        window_steps = max(1, math.floor(least_s / WARMUP_WINDOWS / once))
         shares: list[dict[str, float]] = []
         while True:
             window = {
@@ -152,10 +153,10 @@ class PairedTimer:
             shares.append({name: _log(window[name]) - centre for name in names})
             for name in names:
                 seconds[name] += window[name]
-            spent = min(seconds.values())
-            if len(shares) >= WARMUP_WINDOWS and total_steps >= least_steps and spent >= least_seconds:
+            spent = sum(seconds.values())
+            if len(shares) >= WARMUP_WINDOWS and total_steps >= least_steps and spent >= least_s:
                 stable = _is_stable(shares)
-                if stable or spent >= 4 * least_seconds:
+                if stable or spent >= most_s:
                     return WarmUp(steps=total_steps, seconds=seconds, stable=stable)
 
     def block_plan(self, *, least_block_s: float) -> tuple[int, int]:

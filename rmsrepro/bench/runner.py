@@ -215,6 +215,7 @@ def _result(
         "schema_version": SCHEMA_VERSION,
         "key": key,
         "status": "completed" if controls else "incomplete",
+        "study": base.study_name,
         **facts,
         "arms": tables.arms(),
         "comparisons": comparisons,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from rmsrepro.bench.load import OtherLoad
-from rmsrepro.bench.planning import PILOT_ROUNDS, Plan, decide_rounds
+from rmsrepro.bench.planning import PILOT_ROUNDS, Plan, decide_rounds, warm_up_seconds
 from rmsrepro.bench.protocol import Clock, PairedTimer, Step, timed_block
 from rmsrepro.bench.statistics import BlockSample, PairedSamples
 from rmsrepro.config.bench import BenchConfig
@@ -101,7 +101,7 @@ def run_session(
 
     timer = PairedTimer(_as_steps(steps), clock, seed=_number(f"order:{seed}"), on_round=between)
     on_event("warm-up", 0, 0)
-    warm_up = timer.warm_up(config.warmup_s, least_steps=config.num_batches)
+    warm_up = timer.warm_up(*warm_up_seconds(config, num_arms=len(steps)), least_steps=config.num_batches)
     outcome.warm_up = asdict(warm_up)
     between(0)
     if plan is None:

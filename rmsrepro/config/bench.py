@@ -29,8 +29,9 @@ class BenchConfig:
     """Relative precision aimed at: 0.02 is 2 %. Bounds the A/A control and the number of rounds."""
     rounds: int | None = None
     """Rounds in each process; None: a pilot in the first process decides, from budget and precision."""
-    warmup_s: float = 1.0
-    """Least warm-up of each arm in each process; it goes on, at most four times as long, until stable."""
+    warmup_s: float = 0.5
+    """Warm-up of each arm in each process, in the mean over the arms. It goes on until stable, at most
+    four times as long, and never takes more than a quarter of the budget."""
     block_s: float = 0.02
     """Least length of a timed block (longer where the clock is coarse)."""
     num_batches: int = 8

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rmsrepro.bench.planning import MIN_ROUNDS, Plan, decide_rounds
+from rmsrepro.bench.planning import MIN_ROUNDS, Plan, decide_rounds, warm_up_seconds
 from rmsrepro.bench.protocol import Clock, PairedTimer, timed_block
 from rmsrepro.bench.statistics import PairedSamples, estimate_ratio
+from rmsrepro.config.bench import BenchConfig
 
 
 class FakeTime:
@@ -46,7 +47,7 @@ def test_the_device_is_synchronised_right_before_each_reading() -> None:
 def test_every_reading_of_a_whole_measurement_is_synchronised() -> None:
     fake = FakeTime()
     timer = PairedTimer({"a": fake.step(0.01), "b": fake.step(0.02)}, fake.clock(), seed=0)
-    timer.warm_up(0.1)
+    timer.warm_up(0.1, 0.2)
     timer.block_plan(least_block_s=0.05)
     timer.rounds(Plan(rounds=4, steps_in_block=3, lead_in=1))
     readings = [place for place, what in enumerate(fake.log) if what == "read"]
@@ -155,12 +156,12 @@ def test_blocks_are_long_enough_for_the_clock(
 def test_warm_up_lasts_as_long_as_asked_and_is_reported() -> None:
     fake = FakeTime()
     timer = PairedTimer({"a": fake.step(0.01, "a"), "b": fake.step(0.02, "b")}, fake.clock(), seed=0)
-    found = timer.warm_up(1.0)
+    found = timer.warm_up(3.0, 12.0)
     assert found.stable
     assert found.steps == fake.log.count("a") == fake.log.count("b")
     assert found.seconds["a"] == pytest.approx(found.steps * 0.01)
     assert found.seconds["b"] == pytest.approx(found.steps * 0.02)
-    assert 1.0 <= found.seconds["a"] < 1.5
+    assert 3.0 <= sum(found.seconds.values()) < 4.0
 
 
 def test_warm_up_goes_on_while_an_arm_still_gets_faster() -> None:
@@ -170,9 +171,9 @@ def test_warm_up_goes_on_while_an_arm_still_gets_faster() -> None:
         fake.clock(),
         seed=0,
     )
-    found = timer.warm_up(1.0)
+    found = timer.warm_up(2.0, 8.0)
     assert found.stable
-    assert found.steps > 126
+    assert found.steps > 100
 
 
 def test_warm_up_ends_and_says_so_when_an_arm_never_settles() -> None:
@@ -180,15 +181,15 @@ def test_warm_up_ends_and_says_so_when_an_arm_never_settles() -> None:
     timer = PairedTimer(
         {"a": fake.step(0.01), "b": fake.step(lambda call: 0.01 * 1.005**call)}, fake.clock(), seed=0
     )
-    found = timer.warm_up(1.0)
+    found = timer.warm_up(1.0, 4.0)
     assert not found.stable
-    assert found.seconds["a"] < 6.0
+    assert 4.0 <= sum(found.seconds.values()) < 6.0
 
 
 def test_warm_up_meets_every_batch() -> None:
     fake = FakeTime()
     timer = PairedTimer({"a": fake.step(1.0)}, fake.clock(), seed=0)
-    assert timer.warm_up(0.5, least_steps=12).steps >= 12
+    assert timer.warm_up(0.5, 2.0, least_steps=12).steps >= 12
 
 
 def test_the_real_clock_has_a_resolution_far_below_a_millisecond() -> None:
@@ -198,6 +199,22 @@ def test_the_real_clock_has_a_resolution_far_below_a_millisecond() -> None:
 def test_no_arm_is_refused() -> None:
     with pytest.raises(ValueError, match="no arm"):
         PairedTimer({}, FakeTime().clock(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("warmup_s", "budget_s", "expected"),
+    [
+        (0.5, 400.0, (2.0, 8.0)),  # 4 arms, half a second each, four times that at most
+        (0.5, 40.0, (2.0, 2.5)),  # a process has 10 s: a quarter is 2.5 s
+        (0.5, 16.0, (1.0, 1.0)),
+        (0.0, 16.0, (0.0, 0.0)),
+    ],
+)
+def test_warm_up_keeps_to_its_part_of_the_budget(
+    warmup_s: float, budget_s: float, expected: tuple[float, float]
+) -> None:
+    config = BenchConfig(processes=4, warmup_s=warmup_s, budget_s=budget_s)
+    assert warm_up_seconds(config, num_arms=4) == pytest.approx(expected)
 
 
 def test_rounds_serve_the_precision_where_the_budget_allows() -> None:

@@ -121,10 +121,8 @@ def test_other_load_takes_the_trust_and_unknown_load_is_flagged() -> None:
         {**QUIET, "rmsnorm/composite": [0.9, 1.8, 3.6]}, RMSNORM, processes=processes
     ).comparisons()
     assert row["trusted"] is False
-    assert row["flags"] == [
-        "other load: in 1 of 3 processes other programs kept up to 0.80 cores busy "
-        "(bench.max_other_load=0.15)"
-    ]
+    (flag,) = row["flags"]
+    assert flag.startswith("other load: in 1 of 3 processes other programs kept up to 0.80 cores busy")
     assert load_flags([process(0, other_load=None)], 0.15) == (
         True, ["other load: unknown, the system does not tell"],
     )  # fmt: skip

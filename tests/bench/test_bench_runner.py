@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+import textwrap
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from rmsrepro.bench import BenchError, BenchResult, bench_key, find_reusable, run_bench
+from rmsrepro.bench import runner as runner_module
+from rmsrepro.bench.processes import ProcessFailed
+from rmsrepro.config.bench import BenchConfig
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.resolve import resolve
+from rmsrepro.config.schema import LMConfig, PydocConfig, TrainConfig, TrainerConfig, TransformerConfig
+
+NORMS: list[dict[str, Any]] = [
+    {"name": "rmsnorm", "params": {}, "backend": "composite"},
+    {"name": "none", "params": {}, "backend": "composite"},
+    {"name": "prmsnorm", "params": {}, "backend": "torch"},
+]
+CONFIG = BenchConfig(processes=2, rounds=4, warmup_s=0.02, block_s=0.001, num_batches=2, num_threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benches of tests that run side by side need not wait for each other: they judge no speed."""
+    monkeypatch.setattr(runner_module, "machine_lock_path", lambda: tmp_path / "bench.lock")
+
+
+def base(out_dir: Path) -> TrainConfig:
+    return resolve(
+        TrainConfig(
+            norm={"name": "layernorm"},
+            model=TransformerConfig(d_model=16, num_layers=1, num_heads=2, d_ff=32, dropout=0.0),
+            task=LMConfig(),
+            data=PydocConfig(max_len=16, batch_tokens=64),
+            trainer=TrainerConfig(max_steps=10, accelerator="cpu"),
+            out_dir=str(out_dir),
+            study_name="smoke",
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchResult, list[str]]:
+    folder = tmp_path_factory.mktemp("bench")
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_module, "machine_lock_path", lambda: folder / "bench.lock")
+        result = run_bench(CONFIG, base=base(folder / "outputs"), norms=NORMS, on_progress=lines.append)
+    return result, lines
+
+
+def read_samples(path: Path) -> list[dict[str, str]]:
+    with (path / "samples.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_files_hold_what_is_returned(bench: tuple[BenchResult, list[str]]) -> None:
+    found, lines = bench
+    assert sorted(path.name for path in found.path.iterdir()) == ["result.json", "samples.csv"]
+    assert json.loads((found.path / "result.json").read_text()) == found.result
+    assert found.result["bench_id"] == found.path.name
+    assert [path.name for path in found.path.parent.iterdir()] == [found.path.name]
+    assert lines[-1] == f"written: {found.path}"
+    assert "process 2 of 2: rounds 4 of 4" in lines
+
+
+def test_every_row_carries_the_facts_of_the_contract(bench: tuple[BenchResult, list[str]]) -> None:
+    result = bench[0].result
+    for row in [*result["arms"], *result["comparisons"]]:
+        assert {
+            name: row[name] for name in ("level", "model", "shape", "mode", "dtype", "device", "threads")
+        } == {
+            "level": "step",
+            "model": "transformer",
+            "shape": "4x16",
+            "mode": "step",
+            "dtype": "float32",
+            "device": "cpu",
+            "threads": 1,
+        }
+        assert (row["task"], row["data"], row["size"]) == ("lm", "pydoc", "tiny")
+    assert result["study"] == "smoke"
+    assert result["status"] == "completed"
+    assert result["plan"]["rounds"] == 4
+
+
+def test_arms_are_measured_or_say_why_not(bench: tuple[BenchResult, list[str]]) -> None:
+    result = bench[0].result
+    arms = {row["arm"]: row for row in result["arms"]}
+    assert {name: row["status"] for name, row in arms.items()} == {
+        "layernorm/composite": "measured",
+        "rmsnorm/composite": "measured",
+        "none/composite": "measured",
+        "layernorm/torch": "measured",
+        "prmsnorm/torch": "unavailable",
+    }
+    assert arms["prmsnorm/torch"]["reason"]
+    assert any(flag.startswith("prmsnorm/torch: ") for flag in result["flags"])
+    assert "layernorm/torch was added: it is the baseline" in result["notes"]
+    for row in arms.values():
+        if row["status"] == "measured":
+            assert row["rounds"] == 8
+            assert 0 < row["median_s"] < math.inf
+            assert row["iqr_s"] >= 0
+            assert row["first_call_s"] > 0
+
+
+def test_samples_are_complete_and_paired(bench: tuple[BenchResult, list[str]]) -> None:
+    rows = read_samples(bench[0].path)
+    assert list(rows[0]) == ["process", "round", "position", "arm", "seconds_per_step", "steps_in_block"]
+    by_round = defaultdict(list)
+    for row in rows:
+        by_round[row["process"], row["round"]].append(row)
+    assert sorted(by_round) == [(process, number) for process in "01" for number in "0123"]
+    expected = {
+        "layernorm/composite#1", "layernorm/composite#2", "rmsnorm/composite", "none/composite",
+        "layernorm/torch#1", "layernorm/torch#2",
+    }  # fmt: skip
+    for own in by_round.values():
+        assert {row["arm"] for row in own} == expected
+        assert sorted(row["position"] for row in own) == list("012345")
+    orders = {tuple(row["arm"] for row in own) for own in by_round.values()}
+    assert len(orders) > 1
+
+
+def recomputed(path: Path, arm: str) -> tuple[float, float, float]:
+    """The ratio to layernorm/composite and its interval, from the file alone, worked out once more."""
+    seconds: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in read_samples(path):
+        seconds[row["process"]][row["round"]][row["arm"]] = float(row["seconds_per_step"])
+    medians = [
+        math.log(
+            statistics.median(
+                times[arm] / math.sqrt(times["layernorm/composite#1"] * times["layernorm/composite#2"])
+                for times in rounds.values()
+            )
+        )
+        if len(rounds) % 2
+        # The median of an even number of ratios is taken between their logarithms.
+        else statistics.median(
+            math.log(times[arm] / math.sqrt(times["layernorm/composite#1"] * times["layernorm/composite#2"]))
+            for times in rounds.values()
+        )
+        for rounds in seconds.values()
+    ]
+    low, high = stats.t.interval(
+        0.95, len(medians) - 1, loc=statistics.fmean(medians), scale=stats.sem(medians)
+    )
+    return math.exp(statistics.fmean(medians)), math.exp(low), math.exp(high)
+
+
+def test_the_ratio_is_that_of_the_samples(bench: tuple[BenchResult, list[str]]) -> None:
+    found = bench[0]
+    assert [row["arm"] for row in found.result["comparisons"]] == ["rmsnorm/composite", "none/composite"]
+    for row in found.result["comparisons"]:
+        ratio, low, high = recomputed(found.path, row["arm"])
+        assert row["baseline"] == "layernorm/composite"
+        assert row["ratio"] == pytest.approx(ratio, rel=1e-9)
+        assert row["ratio_ci"] == pytest.approx([low, high], rel=1e-9)
+        assert row["time_reduction_pct"] == pytest.approx(100 * (1 - ratio), abs=1e-7)
+        assert row["time_reduction_ci"] == pytest.approx([100 * (1 - high), 100 * (1 - low)])
+        assert row["time_reduction_ci"][0] <= row["time_reduction_pct"] <= row["time_reduction_ci"][1]
+        assert (row["n_rounds"], row["n_processes"]) == (8, 2)
+        assert row["aa_ci"][0] <= row["aa_ratio"] <= row["aa_ci"][1]
+        assert isinstance(row["trusted"], bool)
+    assert [row["arm"] for row in found.result["aa"]] == ["layernorm/composite", "layernorm/torch"]
+
+
+def test_processes_report_what_is_outside_the_clock(bench: tuple[BenchResult, list[str]]) -> None:
+    processes = bench[0].result["processes"]
+    assert [process["process"] for process in processes] == [0, 1]
+    for process in processes:
+        assert process["warm_up"]["steps"] >= 2
+        assert process["warm_up"]["seconds"].keys() == process["first_call_s"].keys()
+        assert process["peak_rss_bytes"] > 1e7
+        assert process["clock_resolution_s"] > 0
+        assert process["threads"] == 1
+        losses = process["first_loss"]
+        assert losses["layernorm/composite#1"] == losses["layernorm/composite#2"]
+        assert losses["layernorm/torch#1"] == pytest.approx(losses["layernorm/composite#1"], rel=1e-4)
+        assert losses["none/composite"] != losses["layernorm/composite#1"]
+
+
+def test_a_timing_is_reused_only_when_the_same_is_asked_for(bench: tuple[BenchResult, list[str]]) -> None:
+    found = bench[0]
+    config = base(found.path.parent.parent)
+    key = bench_key(CONFIG, config, NORMS)
+    assert found.result["key"] == key
+    assert find_reusable(config.out_dir, key) == found.path
+    again = run_bench(
+        BenchConfig(**{**vars(CONFIG), "reuse": True}),
+        base=config,
+        norms=NORMS,
+        on_progress=lambda line: None,
+    )
+    assert again.reused
+    assert again.path == found.path
+    assert again.result == found.result
+
+
+# ------------------------------------------------------- without measuring: stand-in processes
+
+
+def outcome(number: int, failed: Mapping[str, str] | None = None) -> dict[str, Any]:
+    failed = failed or {}
+    arms = {"layernorm/composite#1": 1.0, "layernorm/composite#2": 1.0, "rmsnorm/composite": 0.8}
+    return {
+        "samples": [
+            [number, 0, position, arm, seconds, 1]
+            for position, (arm, seconds) in enumerate(arms.items())
+            if not any(arm.startswith(label) for label in failed)
+        ],
+        "failed": dict(failed),
+        "flags": {},
+        "first_call_s": dict.fromkeys(arms, 0.1),
+        "other_load": 0.0,
+        "plan": {"rounds": 1, "steps_in_block": 1, "lead_in": 0},
+        "plan_reason": "made up",
+        "threads": 1,
+        "device": "cpu",
+    }
+
+
+def bench_with(
+    monkeypatch: pytest.MonkeyPatch, out_dir: Path, processes: list[dict[str, Any] | BaseException]
+) -> tuple[BenchResult, list[dict[str, Any]]]:
+    specs: list[dict[str, Any]] = []
+
+    def stand_in(spec: dict[str, Any], folder: Path, **others: Any) -> dict[str, Any]:
+        specs.append(spec)
+        found = processes[spec["process"]]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(runner_module, "run_worker", stand_in)
+    config = BenchConfig(processes=len(processes), num_batches=1)
+    norms = [{"name": "rmsnorm", "params": {}, "backend": "composite"}]
+    return run_bench(config, base=base(out_dir), norms=norms), specs
+
+
+def test_the_first_process_decides_for_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, specs = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1), outcome(2)])
+    assert [spec["plan"] for spec in specs] == [None, outcome(0)["plan"], outcome(0)["plan"]]
+    assert [spec["threads"] for spec in specs] == [None, 1, 1]
+
+
+def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, specs = bench_with(monkeypatch, tmp_path, [ProcessFailed("it fell over"), outcome(1), outcome(2)])
+    (row,) = found.result["comparisons"]
+    assert row["ratio"] == pytest.approx(0.8)
+    assert row["n_processes"] == 2
+    assert "process 0 failed: it fell over" in found.result["flags"]
+    assert found.result["processes"][-1] == {"process": 0, "error": "it fell over"}
+    assert [spec["plan"] for spec in specs] == [None, None, outcome(1)["plan"]]
+
+
+def test_fewer_than_two_results_are_an_error_that_names_the_failures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(BenchError, match=r"only 1 of 2 measuring processes .* process 1: it fell over"):
+        bench_with(monkeypatch, tmp_path, [outcome(0), ProcessFailed("it fell over")])
+    assert not (tmp_path / "bench").exists()
+
+
+def test_two_failures_at_the_start_end_the_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken: list[dict[str, Any] | BaseException] = [ProcessFailed(f"broken {number}") for number in range(8)]
+    with pytest.raises(BenchError, match=r"only 0 of 8 .* process 0: broken 0; process 1: broken 1$"):
+        bench_with(monkeypatch, tmp_path, broken)
+
+
+def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        bench_with(monkeypatch, tmp_path / "outputs", [outcome(0), KeyboardInterrupt()])
+    assert not (tmp_path / "outputs" / "bench").exists()
+    assert not (tmp_path / "bench.lock").exists()
+
+
+def test_an_interrupt_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(samples: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner_module, "samples_csv", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bench_with(monkeypatch, tmp_path / "outputs", [outcome(0), outcome(1)])
+    assert list((tmp_path / "outputs" / "bench").iterdir()) == []
+
+
+def test_a_broken_baseline_is_shown_and_nothing_is_ranked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed = {"layernorm/composite": "the loss of its first step is nan"}
+    found, _ = bench_with(monkeypatch, tmp_path, [outcome(0, failed), outcome(1, failed)])
+    assert found.result["status"] == "incomplete"
+    assert found.result["comparisons"] == []
+    assert found.result["arms"][0]["status"] == "failed"
+    assert found.result["arms"][1]["median_s"] == pytest.approx(0.8)
+
+
+def test_two_benches_of_the_same_second_do_not_share_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner_module.time, "time", lambda: 1.7e9)
+    first, _ = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)])
+    second, _ = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)])
+    assert first.path.parent == second.path.parent
+    assert first.path != second.path
+
+
+def test_wrong_settings_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"bench\.processes=1: "):
+        run_bench(BenchConfig(processes=1), base=base(tmp_path), norms=NORMS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_norm_whose_first_call_sleeps_is_measured_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sleepy.py").write_text(
+        textwrap.dedent(
+            """
+            import time
+            import torch
+
+            asleep = True
+
+            class Sleepy(torch.nn.Module):
+                def __init__(self, dim: int) -> None:
+                    super().__init__()
+                    self.weight = torch.nn.Parameter(torch.ones(dim))
+
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    global asleep
+                    if asleep:
+                        asleep = False
+                        time.sleep(1)
+                    return x * self.weight
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    norms = [{"name": "sleepy:Sleepy", "params": {}, "backend": "composite"}]
+    found = run_bench(CONFIG, base=base(tmp_path / "outputs"), norms=norms)
+    (row,) = found.result["comparisons"]
+    arm = found.result["arms"][1]
+    assert arm["arm"] == "sleepy:Sleepy/composite"
+    assert arm["first_call_s"] >= 1
+    assert row["n_rounds"] == 8
