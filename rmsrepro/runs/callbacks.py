@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -127,6 +128,8 @@ class RunCallback(L.Callback):
         left = self._config.max_steps - trainer.global_step
         self.warmup_steps = min(5, max(1, left // 20))
         synchronise(pl_module.device)
+        if threading.current_thread() is threading.main_thread():
+            self._interruption.install()
         self._interruption.deferring = True
         self._start_seconds = self._clocks.read("train")
         self._clocks.switch("train")

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from types import FrameType
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 class Interrupted(BaseException):
     """The process was told to stop; `exit_code` is what it must exit with (128 + signal number)."""
 
@@ -33,6 +36,14 @@ class Interruption:
             return
         raise Interrupted(signum)
 
+    def install(self) -> dict[int, object]:
+        """Become the handler of both signals; return the handlers there were.
+
+        Lightning puts a handler of its own in front when a fit begins, which would end the run in the middle
+        of something: the run installs this one again from inside.
+        """
+        return {number: signal.signal(number, self.handle) for number in SIGNALS}
+
     def check(self) -> None:
         """Raise what was held back: called where everything is consistent."""
         if self.pending is not None:
@@ -46,9 +57,9 @@ def handling_signals() -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = {number: signal.signal(number, interruption.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = interruption.install()
     try:
         yield interruption
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler)  # type: ignore[arg-type]

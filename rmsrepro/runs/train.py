@@ -132,13 +132,18 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
             except UserError as error:
                 if report_errors or run.training_began:
                     return run.fail(error)
-                run.discard(existed)
+                run.discard()
                 raise
             except Interrupted:
                 run.record_interruption()
                 raise
             except Exception as error:
                 return run.fail(error)
+    except UserError:
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     except Locked as busy:
         say(f"{identity.run_id}: another process (pid {busy.owner.get('pid')}) is at work on it; left to it")
         return RunResult(identity.run_id, folder, "busy", skipped=True)
@@ -408,15 +413,14 @@ class Run:
         self._close("interrupted", self._final_metrics(), "interrupted")
         self.say(f"{self.identity.run_id}: interrupted; the same command goes on from the last checkpoint")
 
-    def discard(self, existed: bool) -> None:
-        """Leave nothing of a run that never began."""
-        if existed:
+    def discard(self) -> None:
+        """Take back the descriptions of a run that never began; records of an earlier attempt stay."""
+        if (self.folder / "result.json").exists():
             return
         for name in ("config.yaml", "env.json", "data.json"):
             (self.folder / name).unlink(missing_ok=True)
-        for folder in (self.folder / "checkpoints", self.folder):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        with contextlib.suppress(OSError):
+            (self.folder / "checkpoints").rmdir()
 
 
 def record_failure(config: TrainConfig, run_id: str, error: Exception) -> RunResult:
