@@ -1,0 +1,131 @@
+"""From a norm's name and parameters to a module, and which backend runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from rmsrepro.config.errors import nearest
+from rmsrepro.norms.backends import BACKENDS, BackendUnavailable, refusal, unavailable
+from rmsrepro.norms.params import NormParams, plain
+from rmsrepro.norms.registry import NormInfo, norm_info, resolve_params
+from rmsrepro.norms.roles import mark_norm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build_norm(name: str, dim: int, *, backend: str = "auto", **params: Any) -> nn.Module:
+    """Build the norm `name` over a last dimension of size `dim`.
+
+    Args:
+        name: a name of `list_norms()`, or an import string "pkg.module:Class".
+        dim: size of the last dimension.
+        backend: composite, torch, or auto: torch's function where it is the norm asked for, else composite.
+        **params: the norm's parameters; see `norm_info(name).params_class`.
+
+    Returns:
+        A module whose forward maps (..., dim) to (..., dim) in the input's dtype, with its gain in `.weight`
+        and its bias in `.bias` (None where absent) if it is one of the package's. It is marked as a norm, so
+        that `norm_parameter_names` finds its parameters.
+
+    Raises:
+        ValueError: unknown norm or backend, a value out of range, `dim` not positive.
+        TypeError: unknown parameter, or a value of the wrong type.
+        BackendUnavailable: the backend does not run this norm with these parameters.
+    """
+    info = norm_info(name)
+    resolved = resolve_params(name, **params)
+    used = _choose([_Arm(info, resolved)], backend)
+
+    from rmsrepro.norms.layers import LAYERS, check_dim
+
+    size = check_dim(dim)
+    if info.factory is None:
+        return LAYERS[info.name](size, resolved, backend=used)
+    values = {one.name: getattr(resolved, one.name) for one in fields(resolved)}
+    module: nn.Module = info.factory(size, **values)
+    mark_norm(module, info.name)
+    return module
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm's name, parameters and wanted backend: what a model is given to build its norms from."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """As given; `resolved_params` adds defaults and presets."""
+    backend: str = "auto"
+
+    def build(self, dim: int) -> nn.Module:
+        """Build the norm for a last dimension of size `dim`; raises as `build_norm` does."""
+        return build_norm(self.name, dim, backend=self.backend, **self.params)
+
+    @property
+    def backend_used(self) -> str:
+        """The backend that `build` will use; raises BackendUnavailable where there is none."""
+        return resolve_backend([self], self.backend)
+
+    @property
+    def resolved_params(self) -> dict[str, Any]:
+        """All parameters as plain values (bool, int, float, str)."""
+        return plain(resolve_params(self.name, **self.params))
+
+    @property
+    def is_none(self) -> bool:
+        """Whether this is the un-normalised baseline."""
+        return self.name == "none"
+
+    def flags(self, dim: int) -> list[str]:
+        """Return what a record at width `dim` should point out, for example a very small k of pRMSNorm."""
+        resolved = resolve_params(self.name, **self.params)
+        return resolved.flags(dim) if isinstance(resolved, NormParams) else []
+
+
+@dataclass(frozen=True)
+class _Arm:
+    info: NormInfo
+    params: Any
+
+    def refusal(self, backend: str) -> str | None:
+        if self.info.factory is not None:
+            return None if backend == "composite" else "it is a user's module, which counts as composite"
+        return refusal(self.params, backend)
+
+
+def resolve_backend(specs: Sequence[NormSpec], wanted: str) -> str:
+    """Return the one backend in which all `specs` are run, so that like is compared with like.
+
+    auto takes torch when every arm has it, for F.layer_norm is several times faster than primitive
+    operations, and composite as soon as one arm (prmsnorm, eps outside, a user's norm) has no torch function.
+    `none` runs in any backend. Without a layernorm among the arms auto takes composite: on a CPU F.rms_norm
+    is itself a chain of elementwise operations, no faster than composite and accurate over a narrower range.
+
+    Raises:
+        ValueError: unknown backend.
+        BackendUnavailable: the wanted backend does not run one of the arms.
+    """
+    return _choose(
+        [_Arm(norm_info(one.name), resolve_params(one.name, **one.params)) for one in specs], wanted
+    )
+
+
+def _choose(arms: Sequence[_Arm], wanted: str) -> str:
+    if wanted not in (*BACKENDS, "auto"):
+        choices = ("auto", *BACKENDS)
+        raise ValueError(
+            f"there is no backend {wanted!r}{nearest(wanted, choices)}; backends are {', '.join(choices)}"
+        )
+    if wanted == "auto":
+        worth_it = any(arm.info.name in _FASTER_IN_TORCH for arm in arms)
+        return "torch" if worth_it and all(arm.refusal("torch") is None for arm in arms) else "composite"
+    for arm in arms:
+        reason = arm.refusal(wanted)
+        if reason is not None:
+            raise BackendUnavailable(unavailable(arm.info.name, wanted, reason))
+    return wanted
+
+
+_FASTER_IN_TORCH = frozenset({"layernorm", "layernorm_nobias"})

@@ -1,0 +1,298 @@
+"""Names of norms: the built-in ones, those that users register, and import strings.
+
+A norm that is not built in is an `nn.Module` class whose `__init__` takes the size of the last dimension
+first and its parameters, with annotations and defaults, by keyword:
+
+    @register_norm("mynorm")
+    class MyNorm(nn.Module):
+        def __init__(self, dim: int, *, eps: float = 1e-5) -> None: ...
+        def forward(self, x): ...   # (..., dim) -> (..., dim)
+
+It is found under its name once its module was imported, through an entry point of the group `rmsrepro.norms`
+(name = the norm's name, value = the class), or by the import string "pkg.module:MyNorm". This module imports
+no torch; looking up a user's norm imports what the user's module imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, is_dataclass, make_dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from rmsrepro.config.errors import nearest
+from rmsrepro.norms.backends import BACKENDS, refusal
+from rmsrepro.norms.checks import check_eps, coerce
+from rmsrepro.norms.params import BUILTIN_PARAMS, NormParams, make_params
+
+ENTRY_POINT_GROUP = "rmsrepro.norms"
+SCOPES = ("activation",)
+"""activation: a module on (..., dim)."""
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass(frozen=True)
+class NormInfo:
+    """What is known about a norm without building it."""
+
+    name: str
+    params_class: type[Any]
+    """Frozen dataclass whose fields are the norm's parameters."""
+    scope: str
+    backends: tuple[str, ...]
+    """Those that take the norm with at least its default parameters."""
+    summary: str
+    source: str
+    """Where the norm is from: a paper, or the user's class."""
+    factory: type[Any] | None = field(default=None, compare=False)
+    """The user's class; None for a built-in norm."""
+
+
+_SUMMARIES = {
+    "none": ("no normalisation", "the paper's baseline"),
+    "layernorm": ("(a - mean) / sqrt(var + eps) * gain + bias", "Ba et al. 2016, eq. 4"),
+    "layernorm_nobias": ("LayerNorm without bias", "control for RMSNorm's missing bias"),
+    "rmsnorm": ("a / sqrt(mean(a^2) + eps) * gain", "Zhang & Sennrich 2019, eq. 4"),
+    "prmsnorm": ("RMSNorm with the RMS of the first p * dim entries", "Zhang & Sennrich 2019, section 3.2"),
+    "l2norm": ("a / sqrt(sum(a^2) + eps) * gain", "Zhang & Sennrich 2019, section 5.1"),
+}
+
+_BUILTIN = {
+    name: NormInfo(
+        name=name,
+        params_class=params,
+        scope="activation",
+        backends=tuple(backend for backend in BACKENDS if refusal(params(), backend) is None),
+        summary=_SUMMARIES[name][0],
+        source=_SUMMARIES[name][1],
+    )
+    for name, params in BUILTIN_PARAMS.items()
+}
+
+_registered: dict[str, NormInfo] = {}
+_import_strings: dict[str, NormInfo] = {}
+
+
+# ------------------------------------------------------------------------------------ registering
+
+
+def register_norm(
+    name: str,
+    *,
+    params: type[Any] | None = None,
+    scope: str = "activation",
+    summary: str | None = None,
+    source: str | None = None,
+) -> Callable[[Class], Class]:
+    """Register the decorated `nn.Module` class as the norm `name`.
+
+    Args:
+        name: lower-case letters, digits and underscores.
+        params: dataclass of the parameters; derived from the signature of `__init__` when None.
+        scope: activation.
+        summary: one line; the first line of the class's docstring when None.
+        source: where the norm is from; the class's import path when None.
+
+    Raises:
+        ValueError: the name is taken or not well formed, or the scope unknown.
+        TypeError: not a module class, or a parameter whose type cannot be configured.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"a norm's name has lower-case letters, digits and underscores; got {name!r}")
+    if scope not in SCOPES:
+        raise ValueError(f"scope must be one of {', '.join(SCOPES)}; got {scope!r}{nearest(scope, SCOPES)}")
+
+    def decorate(cls: Class) -> Class:
+        known = _BUILTIN.get(name) or _registered.get(name)
+        if known is not None and known.factory is not cls:
+            owner = known.source if known.factory is None else _path(known.factory)
+            raise ValueError(
+                f"the norm {name!r} is registered already ({owner}); choose another name"
+                + ("" if known.factory is None else f", or call unregister_norm({name!r}) first")
+            )
+        _registered[name] = _user_norm(name, cls, params, scope, summary, source)
+        return cls
+
+    return decorate
+
+
+def unregister_norm(name: str) -> None:
+    """Forget a registered norm (in a notebook, before defining it anew).
+
+    Raises:
+        ValueError: no such norm was registered.
+    """
+    if _registered.pop(name, None) is None:
+        raise ValueError(f"the norm {name!r} was not registered{nearest(name, _registered)}")
+
+
+def _path(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _user_norm(
+    name: str,
+    cls: object,
+    params: type[Any] | None,
+    scope: str = "activation",
+    summary: str | None = None,
+    source: str | None = None,
+) -> NormInfo:
+    from torch import nn
+
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise TypeError(f"the norm {name!r} must be a class derived from torch.nn.Module, got {cls!r}")
+    if params is None:
+        params = params_from_signature(name, cls)
+    elif not is_dataclass(params):
+        raise TypeError(f"params of the norm {name!r} must be a dataclass, got {params!r}")
+    doc = (cls.__doc__ or "").strip().partition("\n")[0]
+    return NormInfo(
+        name=name,
+        params_class=params,
+        scope=scope,
+        backends=("composite",),
+        summary=doc if summary is None else summary,
+        source=_path(cls) if source is None else source,
+        factory=cls,
+    )
+
+
+def params_from_signature(name: str, cls: type[Any]) -> type[NormParams]:
+    """Make the parameter dataclass of a user's norm from the signature of its `__init__`.
+
+    The first parameter is the size of the last dimension; each other one becomes a field with its annotation
+    (or its default's type) and default. A float named eps must not be negative.
+
+    Raises:
+        TypeError: no first parameter, or a type that cannot be configured.
+    """
+    where = f"the norm {name!r} ({_path(cls)})"
+    # cls.__init__ is read on purpose: the parameters are those of the class as it is now.
+    init: Callable[..., None] = cls.__init__
+    _, *parameters = inspect.signature(init).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
+        raise TypeError(f"{where} must take the size of the last dimension as its first parameter")
+    try:
+        hints = typing.get_type_hints(init)
+    except (NameError, TypeError) as error:
+        raise TypeError(f"{where}: an annotation of __init__ cannot be read: {error}") from error
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in parameters[1:]:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        has_default = parameter.default is not inspect.Parameter.empty
+        kind = hints.get(parameter.name, type(parameter.default) if has_default else None)
+        if kind is None:
+            raise TypeError(f"{where}: the parameter {parameter.name!r} needs an annotation or a default")
+        metadata = {"check": check_eps} if parameter.name == "eps" and kind is float else {}
+        if has_default:
+            # A default of a wrong type is the author's mistake: it shows here and not in the user's run.
+            coerce(f"{name}.{parameter.name}", parameter.default, kind)
+        default = parameter.default if has_default else MISSING
+        fields.append((parameter.name, kind, field(default=default, metadata=metadata)))
+    return make_dataclass(
+        f"{cls.__name__}Params",
+        fields,
+        bases=(NormParams,),
+        frozen=True,
+        kw_only=True,
+        namespace={"norm": name, "__module__": cls.__module__},
+    )
+
+
+# -------------------------------------------------------------------------------------- looking up
+
+
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    """Entry points by name. Two of one name, or one with a built-in's name, are an error."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        other = found.get(point.name)
+        if point.name in _BUILTIN or (other is not None and other.value != point.value):
+            owner = "this package" if other is None else other.value
+            raise ValueError(
+                f"the norm {point.name!r} is offered twice, by {owner} and by the plug-in {point.value}; "
+                "uninstall one of them"
+            )
+        found[point.name] = point
+    return found
+
+
+def list_norms() -> list[str]:
+    """Return the names of all norms: built-in, registered, and those of installed plug-ins."""
+    return [*_BUILTIN, *sorted({*_registered, *_entry_points()})]
+
+
+def norm_info(name: str) -> NormInfo:
+    """Return what is known about the norm `name`, which may be an import string "pkg.module:Class".
+
+    Raises:
+        ValueError: no such norm; the message names the nearest.
+        TypeError: `name` is no string, or the class it points at is no norm.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a norm is named by a string, got {name!r}")
+    info = _BUILTIN.get(name) or _registered.get(name)
+    if info is not None:
+        return info
+    if ":" in name:
+        return _from_import_string(name)
+    point = _entry_points().get(name)
+    if point is None:
+        raise ValueError(
+            f"there is no norm {name!r}{nearest(name, list_norms())}; norms are {', '.join(list_norms())}, "
+            "or an import string such as mypackage.norms:MyNorm"
+        )
+    cls = point.load()
+    # Loading it may have run a @register_norm of the same name.
+    if name not in _registered:
+        register_norm(name)(cls)
+    return _registered[name]
+
+
+def _from_import_string(name: str) -> NormInfo:
+    if name in _import_strings:
+        return _import_strings[name]
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
+        raise ValueError(f"{name!r} is no import string; it has the form package.module:Class")
+    module_name, _, attribute = name.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the norm {name!r} cannot be imported: there is no module {error.name!r} on the Python path"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            choices = [key for key, value in vars(target).items() if isinstance(value, type)]
+            raise ValueError(
+                f"the norm {name!r} cannot be found: {module_name} has no {attribute!r}"
+                + nearest(part, choices)
+            )
+        target = getattr(target, part)
+    # The module may have registered the class under a name: it is the same norm then.
+    same = [info for info in _registered.values() if info.factory is target]
+    _import_strings[name] = same[0] if same else _user_norm(name, target, None)
+    return _import_strings[name]
+
+
+def resolve_params(name: str, **given: Any) -> Any:
+    """Return the parameters of norm `name`: its defaults, then the preset of `variant`, then `given`.
+
+    Returns:
+        The norm's frozen parameter dataclass, types and ranges checked.
+
+    Raises:
+        ValueError: an unknown norm (the nearest is named), or a value out of range.
+        TypeError: an unknown parameter (the nearest is named), or a value of the wrong type.
+    """
+    return make_params(norm_info(name).params_class, name, given)
