@@ -3,62 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TranslationDataConfig
-from rmsrepro.data.batches import TranslationBatch, source_row, target_row, translation_batch
+from rmsrepro.data.batches import TranslationBatch
 from rmsrepro.data.corpus import Pair
 from rmsrepro.data.fingerprint import check_task, data_fingerprint
 from rmsrepro.data.loaders import BatchList, ResumableData, cache_folder, tokenizer_summary
 from rmsrepro.data.parallel import load_parallel
+from rmsrepro.data.rows import EncodedPairs, encode_pairs
 from rmsrepro.data.sampler import EpochPlan, EpochSequence, pack, plan_epoch, update_of
-from rmsrepro.data.tokenizers import IntArray, TextTokenizer, train_tokenizer
-
-
-class TokenRows:
-    """Token rows of different lengths in one array, since millions of Python lists would fill the memory."""
-
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.lengths: npt.NDArray[np.int64] = np.array([len(row) for row in rows], dtype=np.int64)
-        self._ends = np.cumsum(self.lengths)
-        self._flat: IntArray = np.fromiter(
-            (token for row in rows for token in row), dtype=np.int32, count=int(self.lengths.sum())
-        )
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, row: int) -> IntArray:
-        end = int(self._ends[row])
-        return self._flat[end - int(self.lengths[row]) : end]
-
-
-@dataclass
-class EncodedSplit:
-    """The two sides of a split as the model sees them; every row ends with EOS."""
-
-    sources: TokenRows
-    targets: TokenRows
-
-    def widths(self) -> npt.NDArray[np.int64]:
-        """(N,) columns that each pair takes on its wider side."""
-        return np.maximum(self.sources.lengths, self.targets.lengths)
-
-    def batch(self, rows: npt.NDArray[np.int64], update_tokens: int | None = None) -> TranslationBatch:
-        index: list[int] = rows.tolist()
-        return translation_batch(
-            [self.sources[row] for row in index],
-            [self.targets[row] for row in index],
-            index=index,
-            update_tokens=update_tokens,
-        )
+from rmsrepro.data.tokenizers import TextTokenizer, train_tokenizer
 
 
 class TranslationData(ResumableData[TranslationBatch]):
@@ -100,7 +60,7 @@ class TranslationData(ResumableData[TranslationBatch]):
         self.texts: dict[str, list[Pair]] = {split: corpus.splits[split] for split in ("val", "test")}
         self._content = hashlib.sha256()
         self._splits: dict[str, dict[str, Any]] = {}
-        self._encoded: dict[str, EncodedSplit] = {}
+        self._encoded: dict[str, EncodedPairs] = {}
         for split in ("train", "val", "test"):
             self._splits[split] = {"pairs_read": corpus.num_read[split]}
             self._add(split, corpus.splits[split], corpus.num_blank[split])
@@ -117,40 +77,31 @@ class TranslationData(ResumableData[TranslationBatch]):
         return self.texts["test"]
 
     def _add(self, split: str, pairs: list[Pair], num_blank: int) -> None:
-        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-        for text in (*sources, *targets):
+        max_len, train = self.config.max_len, split == "train"
+        encoded = encode_pairs(
+            pairs, self.src_tokenizer, self.tgt_tokenizer, max_len=max_len, drop_long=train
+        )
+        if not len(encoded):
+            raise UserError(
+                f"data={self.config.name}: all {len(pairs)} training pairs are longer than "
+                f"data.max_len={max_len} tokens; raise it, or use data.tokenizer=bpe"
+            )
+        sides = [[source for source, _ in pairs], [target for _, target in pairs]]
+        for text in chain(*sides):
             self._content.update(text.encode("utf-8", "replace") + b"\0")
         self._content.update(b"\1")
-        max_len = self.config.max_len
-        src, tgt = self.src_tokenizer.encode_many(sources), self.tgt_tokenizer.encode_many(targets)
-        fits = [len(s) + 1 <= max_len and len(t) + 2 <= max_len for s, t in zip(src, tgt, strict=True)]
-        num_long = fits.count(False)
-        dropped = {"blank": num_blank}
-        if split == "train":
-            dropped["too_long"] = num_long
-            src = [row for row, fit in zip(src, fits, strict=True) if fit]
-            tgt = [row for row, fit in zip(tgt, fits, strict=True) if fit]
-            if not src:
-                raise UserError(
-                    f"data={self.config.name}: all {num_long} training pairs are longer than "
-                    f"data.max_len={max_len} tokens; raise it, or use data.tokenizer=bpe"
-                )
-        encoded = EncodedSplit(
-            TokenRows([source_row(row, max_len) for row in src]),
-            TokenRows([target_row(row, max_len) for row in tgt]),
-        )
         self._encoded[split] = encoded
         self._splits[split] |= {
-            "pairs": len(src),
-            "dropped": dropped,
-            "cut": 0 if split == "train" else num_long,
-            "source_characters": sum(map(len, sources)),
-            "target_characters": sum(map(len, targets)),
+            "pairs": len(encoded),
+            "dropped": {"blank": num_blank, "too_long": encoded.num_long if train else 0},
+            "cut": 0 if train else encoded.num_long,
+            "source_characters": sum(map(len, sides[0])),
+            "target_characters": sum(map(len, sides[1])),
             "source_tokens": int(encoded.sources.lengths.sum()),
             "target_tokens": int(encoded.targets.lengths.sum()),
             "unknown_characters": {
-                "source": self.src_tokenizer.num_unknown(sources),
-                "target": self.tgt_tokenizer.num_unknown(targets),
+                "source": self.src_tokenizer.num_unknown(sides[0]),
+                "target": self.tgt_tokenizer.num_unknown(sides[1]),
             },
         }
 
@@ -174,7 +125,7 @@ class TranslationData(ResumableData[TranslationBatch]):
 
     def eval_batches(self, split: str) -> BatchList[TranslationBatch]:
         encoded = self._encoded[split]
-        widths = encoded.widths()
+        widths = encoded.widths
         order = np.argsort(widths, kind="stable")
         cuts = pack(widths[order], self.config.batch_tokens, self.config.batch_sentences)
 
