@@ -35,12 +35,12 @@ def test_pairs_depend_on_the_seed_and_not_on_the_numbers() -> None:
 
 def test_pairs_are_translations() -> None:
     pairs = dict(write_pairs(CldrConfig(num_train=3000, num_val=1, num_test=1))["train"])
-    months = {"January": "Januar", "March": "März", "May": "Mai", "October": "Oktober"}
+    months = {"January": "Januar", "March": "März", "May": "Mai", "October": "Oktober"}  # codespell:ignore
     births = {s: t for s, t in pairs.items() if s.startswith("She was born on")}
     assert len(births) > 50
     for source, target in births.items():
         month, day, year = source.removeprefix("She was born on ").removesuffix(".").replace(",", "").split()
-        assert target.startswith(f"Sie wurde am {day}. ")
+        assert target.startswith(f"Sie wurde am {day}. ")  # codespell:ignore
         assert target.endswith(f" {year} geboren.")
         assert month not in months or months[month] in target
     trains = {s: t for s, t in pairs.items() if s.startswith("The train leaves at")}
@@ -74,7 +74,7 @@ def test_other_direction() -> None:
 def test_any_number_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one frame of 300 sentences more are asked for than there are."""
     monkeypatch.setattr(cldr, "_FRAMES", (("The {0} one.", "Die {0}.", ("ordinal",)),))
-    monkeypatch.setattr(cldr, "_PATIENCE", 50)
+    monkeypatch.setattr(cldr, "_PATIENCE", 10)
     pairs = write_pairs(CldrConfig(num_train=600, num_val=5, num_test=30))
     assert {split: len(rows) for split, rows in pairs.items()} == {"train": 600, "val": 5, "test": 30}
     assert not {s for s, _ in pairs["train"]} & {s for split in ("val", "test") for s, _ in pairs[split]}
