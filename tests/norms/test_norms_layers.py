@@ -231,6 +231,15 @@ def test_zero_rows(composite: Any, eps: float, position: str, p: float) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in norm.parameters())
 
 
+@pytest.mark.parametrize("position", ["inside", "outside"])
+@pytest.mark.parametrize("eps", [1e-45, 1e-100, 1e-300])
+def test_an_eps_that_fp32_cannot_hold_counts_as_zero(composite: Any, eps: float, position: str) -> None:
+    x = torch.zeros(2, 8, requires_grad=True)
+    composite.build(8, eps=eps, eps_position=position)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("backend", ["composite", "torch"])
 def test_zero_rows_in_either_backend(backend: str) -> None:
     x = torch.zeros(2, 8, requires_grad=True)

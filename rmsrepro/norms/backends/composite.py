@@ -62,9 +62,8 @@ class RowScale:
         mean: whether the squares are averaged (rms) or summed (l2).
         eps: as in the parameters; 0 is legal.
         outside: whether eps is added to the root instead of under it.
-        split: whether a long row is summed in parts. Better off for a slice of the rows, which torch sums
-        fast
-            only as it is.
+        split: whether a long row is summed in parts. Off for a slice of the rows: torch is slow in summing
+            parts of a slice.
     """
 
     def __init__(self, size: int, *, mean: bool, eps: float, outside: bool, split: bool) -> None:
@@ -80,11 +79,16 @@ class RowScale:
         else:
             self.divisor = (size**0.5 if mean else 1.0) * self.shrink
         # hypot(rms, sqrt(eps)) is sqrt(rms^2 + eps) without leaving the range, in both directions. A tensor
-        # of no dimensions takes part in any dtype and on any device without a copy.
-        self.root_eps = torch.tensor(math.sqrt(eps), dtype=torch.float64, device="cpu")
-        # The 2-norm of one entry is its magnitude and not a root of a square: it overflows at no 1.8e19.
+        # of no dimensions takes part on any device; one for each dtype saves a conversion a call.
+        root = math.sqrt(eps)
+        # It is never 0, since hypot has no gradient at (0, 0).
+        self.root_eps = {
+            dtype: torch.tensor(max(root, torch.finfo(dtype).tiny), dtype=dtype, device="cpu")
+            for dtype in LARGEST
+        }
+        # The 2-norm of one entry is its magnitude, with no square that overflows: the limit is set by hand.
         self.largest = SQUARE_FITS if size == 1 else LARGEST
-        self.can_vanish = (eps if outside else math.sqrt(eps)) < 1e-18
+        self.can_vanish = (eps if outside else root) < 1e-18
 
     def __call__(self, v: Tensor) -> Tensor:
         largest = self.largest[v.dtype]
@@ -99,7 +103,7 @@ class RowScale:
         if self.outside:
             denominator: Tensor = rms + self.eps
         elif self.eps:
-            denominator = torch.hypot(rms, self.root_eps)
+            denominator = torch.hypot(rms, self.root_eps[rms.dtype])
         else:
             denominator = rms
         if not self.can_vanish:
