@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, TrainConfig
 from rmsrepro.data import build_data
 from rmsrepro.norms import BackendUnavailable, NormSpec, resolve_backend
+from rmsrepro.runs.execution import tokenizer_cache
 from rmsrepro.runs.seeding import seed_dropout
 from rmsrepro.tasks import Task, build_optimizer, build_task
 
@@ -128,10 +128,8 @@ class PreparedData:
 def prepare_data(base: TrainConfig, num_batches: int) -> PreparedData:
     """Draw real training batches for `num_batches` updates."""
     accumulate = base.trainer.accumulate
-    cache = Path(base.data.cache_dir) if base.data.cache_dir else Path(base.out_dir) / "cache"
+    cache = tokenizer_cache(base)
     data = build_data(base.data, base.task.name, seed=base.seed, accumulate=accumulate, cache_dir=cache)
-    data.prepare_data()
-    data.setup("fit")
     batches = list(islice(iter(data.train_dataloader()), num_batches * accumulate))
     return PreparedData(
         batches=batches,

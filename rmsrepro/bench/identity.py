@@ -60,10 +60,15 @@ def key_of_arms(config: BenchConfig, base: TrainConfig, arms: Iterable[Arm]) -> 
     return hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:16]
 
 
+def bench_dir(out_dir: str | Path) -> Path:
+    """Return the folder that holds one folder for each bench."""
+    return Path(out_dir).expanduser() / "bench"
+
+
 def find_reusable(out_dir: str | Path, key: str) -> Path | None:
     """Return the folder of the newest complete bench with this key, or None."""
     found = []
-    for path in Path(out_dir, "bench").glob("*/result.json"):
+    for path in bench_dir(out_dir).glob("*/result.json"):
         record = None if path.parent.name.startswith(".") else read_json(path)
         if (
             record is not None

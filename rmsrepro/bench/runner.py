@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -17,7 +17,7 @@ import torch
 
 import rmsrepro
 from rmsrepro.bench.arms import Arm, PreparedData, arrange_arms, check_base, prepare_data
-from rmsrepro.bench.identity import find_reusable, key_of_arms, thread_setting
+from rmsrepro.bench.identity import bench_dir, find_reusable, key_of_arms, thread_setting
 from rmsrepro.bench.processes import ProcessFailed, run_worker
 from rmsrepro.bench.record import ResultTables, samples_csv
 from rmsrepro.bench.statistics import BlockSample
@@ -49,7 +49,8 @@ class BenchResult:
 
 def machine_lock_path() -> Path:
     """Return the lock that all benches of this user on this machine share, wherever they write."""
-    return Path(tempfile.gettempdir()) / f"rmsrepro-bench-{slug(getpass.getuser())}.lock"
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir()) / f"rmsrepro-bench-{user}.lock"
 
 
 @contextlib.contextmanager
@@ -237,7 +238,7 @@ def _result(
 
 def _write(result: dict[str, Any], samples: list[BlockSample], base: TrainConfig, started: float) -> Path:
     """Write the folder whole or not at all."""
-    parent = Path(base.out_dir) / "bench"
+    parent = bench_dir(base.out_dir)
     parent.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started))
     name = f"{stamp}-{result['level']}-{slug(base.model.name)}-{slug(base.task.name)}-{result['key'][:6]}"
