@@ -97,13 +97,15 @@ def run_session(
     def between(done: int) -> None:
         for step in steps.values():
             step.tidy()
-        on_event("rounds", done, outcome.plan.rounds if outcome.plan else PILOT_ROUNDS)
+        if outcome.plan is None:
+            on_event("pilot round", done, PILOT_ROUNDS)
+        else:
+            on_event("round", done, outcome.plan.rounds)
 
     timer = PairedTimer(_as_steps(steps), clock, seed=_number(f"order:{seed}"), on_round=between)
     on_event("warm-up", 0, 0)
     warm_up = timer.warm_up(*warm_up_seconds(config, num_arms=len(steps)), least_steps=config.num_batches)
     outcome.warm_up = asdict(warm_up)
-    between(0)
     if plan is None:
         plan, outcome.plan_reason = _pilot(timer, running, config, spent_s)
     outcome.plan = plan

@@ -62,7 +62,7 @@ def contestants(arms: list[Arm]) -> list[Contestant]:
     return found
 
 
-class _Events:
+class Events:
     """Tells the parent how far we are, and ends this process when the parent is gone."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         plan=Plan(**spec["plan"]) if spec["plan"] is not None else None,
         spent_s=lambda: time.time() - spec["spawned_at"],
         tolerance=LOSS_TOLERANCE[base.precision],
-        on_event=_Events(),
+        on_event=Events(),
     )
     result = {name: value for name, value in vars(outcome).items() if name != "samples"}
     result["plan"] = asdict(outcome.plan) if outcome.plan is not None else None

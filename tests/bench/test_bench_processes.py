@@ -13,6 +13,7 @@ import pytest
 
 from rmsrepro.bench.processes import ProcessFailed, child_environment, run_worker
 from rmsrepro.bench.runner import BenchError, exclusive
+from rmsrepro.bench.worker import Events
 from rmsrepro.runs.files import owner_record
 
 
@@ -130,6 +131,18 @@ def test_an_interrupt_stops_the_process_and_its_children(tmp_path: Path) -> None
         )
     for pid in (tmp_path / "pids").read_text().split():
         assert_gone(int(pid))
+
+
+def test_a_measuring_process_ends_when_its_parent_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rmsrepro.bench.worker.os.getppid", lambda: 17)
+    events = Events()
+    events("round", 2, 2)
+    assert capsys.readouterr().out == '@bench {"phase": "round", "done": 2, "total": 2}\n'
+    monkeypatch.setattr("rmsrepro.bench.worker.os.getppid", lambda: 1)
+    with pytest.raises(SystemExit, match="has ended"):
+        events("round", 2, 2)
 
 
 # ------------------------------------------------------------------------------------- lock

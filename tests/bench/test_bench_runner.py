@@ -71,7 +71,7 @@ def test_the_files_hold_what_is_returned(bench: tuple[BenchResult, list[str]]) -
     assert found.result["bench_id"] == found.path.name
     assert [path.name for path in found.path.parent.iterdir()] == [found.path.name]
     assert lines[-1] == f"written: {found.path}"
-    assert "process 2 of 2: rounds 4 of 4" in lines
+    assert "process 2 of 2: round 4 of 4" in lines
 
 
 def test_every_row_carries_the_facts_of_the_contract(bench: tuple[BenchResult, list[str]]) -> None:
