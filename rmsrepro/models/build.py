@@ -142,9 +142,10 @@ def build_model(
 def transformer_scales(num_layers: int, placement: Placement) -> dict[str, float]:
     """Return the Transformer's factors on the standard initialisation.
 
-    Embeddings start a quarter as large, N(0, 1 / (16 dim)), about what GPT-2 has (0.02 at its width).
-    A tied model adds the vector of a token to the stream it is then compared with, and with
-    unit-variance hidden states would start by predicting each token to be followed by itself.
+    Embeddings start a quarter as large, N(0, 1 / (16 dim)): they enter the stream with a standard
+    deviation of 1/4 (see `PositionedEmbedding`), and as a tied output they keep the first logits small.
+    A tied model compares the stream with the very vectors that were added to it, and with larger ones
+    would start by predicting each token to be followed by itself.
 
     Maps that write to the residual stream start smaller by the square root of the number of branches
     (Radford et al. 2019, section 2.3), so that the stream's variance does not grow with depth; not in

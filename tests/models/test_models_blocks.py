@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rmsrepro.config.schema import FeedForward as FeedForwardKind
 from rmsrepro.config.schema import Placement, Site
 from rmsrepro.models.blocks import FeedForward, Residual
+from rmsrepro.models.embedding import PositionedEmbedding
 from rmsrepro.norms import NormSpec, is_norm
 
 DIM = 6
@@ -116,3 +117,12 @@ def test_feed_forward_kinds() -> None:
     torch.testing.assert_close(swiglu(x), (F.silu(x @ gate.T) * (x @ up.T)) @ swiglu.down.weight.T)
     assert swiglu.down.bias is None
     assert gelu.down.bias is not None
+
+
+def test_embeddings_enter_the_stream_scaled() -> None:
+    embedding = PositionedEmbedding(5, 9, max_len=4, dropout=0.0)
+    tokens = torch.tensor([[3, 1]])
+    table, positions = embedding.token_embedding.weight, embedding.position_embedding
+    assert positions is not None
+    expected = 3.0 * (table[[3, 1]] + positions.weight[[2, 3]])
+    torch.testing.assert_close(embedding(tokens, start=2), expected.unsqueeze(0))

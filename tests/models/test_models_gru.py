@@ -216,3 +216,11 @@ def test_builtin_has_no_norm_and_no_attention(models: Any, task: str, norm: str)
         UserError, match=rf"model\.builtin.*task=lm \(here {task}\).*norm=none \(here {norm}\)"
     ):
         models.build("gru", task, norm, builtin=True)
+
+
+def test_builtin_under_autocast(models: Any) -> None:
+    model = models.build("gru", "lm", "none", builtin=True, perturb=False)
+    tokens = models.tokens(3, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(tokens)
+    torch.testing.assert_close(logits.float(), model(tokens), atol=0.1, rtol=0)
