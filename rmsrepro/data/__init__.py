@@ -15,13 +15,20 @@ from rmsrepro.data.fingerprint import check_task, data_fingerprint
 
 if TYPE_CHECKING:
     from rmsrepro.data.lm import LMData
+    from rmsrepro.data.tokenizers import TextTokenizer
     from rmsrepro.data.translation import TranslationData
 
 __all__ = ["build_data", "data_fingerprint"]
 
 
 def build_data(
-    config: DataConfig, task: str, *, seed: int, accumulate: int, cache_dir: Path
+    config: DataConfig,
+    task: str,
+    *,
+    seed: int,
+    accumulate: int,
+    cache_dir: Path,
+    tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None,
 ) -> LMData | TranslationData:
     """Read, tokenise and split the data of a run; everything is ready when this returns.
 
@@ -30,6 +37,8 @@ def build_data(
         seed: decides the order of the training batches, and nothing else.
         accumulate: batches an optimiser update.
         cache_dir: for trained tokenizers and tables (`config.cache_dir`, when set, wins).
+        tokenizers: of source and target, from a trained model that other data are evaluated with; None:
+            trained on the training split (language modelling uses the second).
 
     Raises:
         UserError: data that do not fit the task, cannot be found or read, or leave nothing to train on.
@@ -40,7 +49,9 @@ def build_data(
     if isinstance(config, TranslationDataConfig):
         from rmsrepro.data.translation import TranslationData
 
-        return TranslationData(config, seed=seed, accumulate=accumulate, cache_dir=cache_dir)
+        return TranslationData(
+            config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers
+        )
     from rmsrepro.data.lm import LMData
 
-    return LMData(config, seed=seed, accumulate=accumulate, cache_dir=cache_dir)
+    return LMData(config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers)

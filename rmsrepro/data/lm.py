@@ -16,7 +16,7 @@ from rmsrepro.data.fingerprint import check_task, data_fingerprint
 from rmsrepro.data.loaders import BatchList, ResumableData, cache_folder, tokenizer_summary
 from rmsrepro.data.sampler import window_starts
 from rmsrepro.data.text import load_text
-from rmsrepro.data.tokenizers import PAD, IntArray, train_tokenizer
+from rmsrepro.data.tokenizers import PAD, IntArray, TextTokenizer, train_tokenizer
 
 
 class LMData(ResumableData[LMBatch]):
@@ -30,7 +30,15 @@ class LMData(ResumableData[LMBatch]):
         UserError: the source cannot be read, a split is too short, or a batch cannot hold one window.
     """
 
-    def __init__(self, config: DataConfig, *, seed: int, accumulate: int, cache_dir: Path) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        seed: int,
+        accumulate: int,
+        cache_dir: Path,
+        tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None,
+    ) -> None:
         super().__init__(seed=seed, accumulate=accumulate)
         check_task(config, "lm")
         if config.max_len < 1:
@@ -45,8 +53,12 @@ class LMData(ResumableData[LMBatch]):
         cache = cache_folder(config.cache_dir, cache_dir)
         self.fingerprint = data_fingerprint(config, "lm")
         corpus = load_text(config, cache)
-        self.tokenizer = self.src_tokenizer = self.tgt_tokenizer = train_tokenizer(
-            config.tokenizer, [corpus.splits["train"]], vocab_size=config.vocab_size, cache_dir=cache
+        self.tokenizer = self.src_tokenizer = self.tgt_tokenizer = (
+            tokenizers[1]
+            if tokenizers
+            else train_tokenizer(
+                config.tokenizer, [corpus.splits["train"]], vocab_size=config.vocab_size, cache_dir=cache
+            )
         )
         self.tokens: dict[str, IntArray] = {}
         self._bytes_per_token: dict[str, float] = {}

@@ -36,7 +36,15 @@ class TranslationData(ResumableData[TranslationBatch]):
             sentence of `max_len`.
     """
 
-    def __init__(self, config: TranslationDataConfig, *, seed: int, accumulate: int, cache_dir: Path) -> None:
+    def __init__(
+        self,
+        config: TranslationDataConfig,
+        *,
+        seed: int,
+        accumulate: int,
+        cache_dir: Path,
+        tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None,
+    ) -> None:
         super().__init__(seed=seed, accumulate=accumulate)
         check_task(config, "translation")
         if config.max_len < 3:
@@ -55,7 +63,9 @@ class TranslationData(ResumableData[TranslationBatch]):
         self.fingerprint = data_fingerprint(config, "translation")
         corpus = load_parallel(config, cache)
         self._corpus = {"source": corpus.source, "notes": corpus.notes, "versions": corpus.versions}
-        self.src_tokenizer, self.tgt_tokenizer = _vocabularies(config, corpus.splits["train"], cache)
+        self.src_tokenizer, self.tgt_tokenizer = tokenizers or _vocabularies(
+            config, corpus.splits["train"], cache
+        )
         self.tokenizer = self.tgt_tokenizer
         self.texts: dict[str, list[Pair]] = {split: corpus.splits[split] for split in ("val", "test")}
         self._content = hashlib.sha256()

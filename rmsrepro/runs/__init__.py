@@ -1,1 +1,1 @@
-"""One training run: identity, seeding, clocks, records, checkpoints, environment, trackers; and many of them."""
+"""One training run (identity, seeding, clocks, records, checkpoints, trackers), and many of them."""

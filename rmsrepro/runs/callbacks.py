@@ -1,4 +1,4 @@
-"""What a run adds to Lightning's loop: the clocks, the records, the checkpoint, and the watch for divergence."""
+"""What a run adds to Lightning's loop: clocks, records, the checkpoint, the watch for divergence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rmsrepro.runs.trackers import Tracker
 from rmsrepro.tasks.base import Task
 
 STATE_KEY = "rmsrepro"
-"""Where a checkpoint keeps what this package adds to Lightning's: config, tokenizers, clocks, random state."""
+"""Where a checkpoint keeps what this package adds to Lightning's: config, tokenizers, clocks, RNG state."""
 
 _PATIENCE = 20
 
@@ -53,7 +53,10 @@ class Divergence:
         self._recent.append(loss)
         limit = self._factor * self._first
         if len(self._recent) == _PATIENCE and min(self._recent) > limit:
-            return f"the training loss stayed above {self._factor:g} times its start ({limit:.3g}) for {_PATIENCE} updates"
+            return (
+                f"the training loss stayed above {self._factor:g} times its start ({limit:.3g}) "
+                f"for {_PATIENCE} updates"
+            )
         return None
 
 
@@ -135,7 +138,12 @@ class RunCallback(L.Callback):
         self._clocks.switch("train")
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Task)
         self._tokens += batch.num_tokens
@@ -178,8 +186,12 @@ class RunCallback(L.Callback):
         self._tracker.log(step, values)
         self._view.update(step, values)
         if time.monotonic() - self._beat > 2:
-            self._beat = time.monotonic()
-            write_atomic(self._folder / "running.json", to_json({**owner_record(), **self._running(step)}))
+            self.beat(step)
+
+    def beat(self, step: int) -> None:
+        """Tell `rmsrepro status` that the run lives and how far it is."""
+        self._beat = time.monotonic()
+        write_atomic(self._folder / "running.json", to_json({**owner_record(), **self._running(step)}))
 
     def _safe_point(self, trainer: L.Trainer, step: int) -> None:
         if self._interruption.pending is not None:

@@ -55,7 +55,9 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         inside = [file / "last.ckpt", file / "checkpoints" / "last.ckpt"]
         found = [candidate for candidate in inside if candidate.is_file()]
         if not found:
-            raise UserError(f"ckpt={path}: this folder holds no checkpoints/last.ckpt; name a run folder or a .ckpt file")
+            raise UserError(
+                f"ckpt={path}: this folder holds no checkpoints/last.ckpt; name a run folder or a .ckpt file"
+            )
         file = found[0]
     if not file.is_file():
         near = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []

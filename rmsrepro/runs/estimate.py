@@ -7,7 +7,7 @@ import statistics
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import read_json
-from rmsrepro.runs.train import runs_dir
+from rmsrepro.runs.result import runs_dir
 
 
 def estimate_seconds(config: TrainConfig, group: str) -> float | None:

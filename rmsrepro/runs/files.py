@@ -29,7 +29,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Serialise with non-finite floats as the strings "nan", "inf" and "-inf", which strict readers accept."""
+    """Serialise with non-finite floats as the strings "nan", "inf" and "-inf": strict JSON."""
     return json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rmsrepro.config.compose import plain
+from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.norms import norm_info
 from rmsrepro.runs.files import to_json
@@ -28,6 +29,19 @@ class Identity:
     run_id: str
     group: str
     content: dict[str, Any]
+
+
+def check_norm(config: TrainConfig) -> None:
+    """Build the norm once, so that wrong parameters and missing backends are known before anything begins.
+
+    Raises:
+        UserError: the norm cannot be built as configured.
+    """
+    spec = norm_spec(config)
+    try:
+        spec.build(max(1, config.model.d_model or 1))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"norm={spec.name}: {error}") from error
 
 
 def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) -> Identity:
@@ -59,7 +73,9 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
         "parent": parent,
     }
     digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
-    group = "-".join(slug(part) for part in (config.task.name, config.data.name, config.model.name, spec.name))
+    group = "-".join(
+        slug(part) for part in (config.task.name, config.data.name, config.model.name, spec.name)
+    )
     return Identity(f"{group}-s{config.seed}-{digest}", group, content)
 
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -22,7 +22,9 @@ LAUNCHERS = ("basic", "joblib")
 def check_launcher(name: str) -> None:
     """Raise UserError for a launcher that does not exist."""
     if name not in LAUNCHERS:
-        raise UserError(f"launcher={name}: there is no such launcher{nearest(name, LAUNCHERS)} (one of: {', '.join(LAUNCHERS)})")
+        raise UserError(
+            f"launcher={name}: there is no such launcher{nearest(name, LAUNCHERS)} (one of: {', '.join(LAUNCHERS)})"
+        )
 
 
 def launch(
@@ -59,7 +61,11 @@ def launch(
     ]
     if launcher == "joblib":
         # One task at a time for each worker: a batch would leave one worker idle at the end.
-        overrides += [f"hydra.launcher.n_jobs={n_jobs}", "hydra.launcher.batch_size=1", "hydra.launcher.pre_dispatch=all"]
+        overrides += [
+            f"hydra.launcher.n_jobs={n_jobs}",
+            "hydra.launcher.batch_size=1",
+            "hydra.launcher.pre_dispatch=all",
+        ]
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("train", overrides, run_mode=RunMode.MULTIRUN)
     context = HydraContext(config_loader=loader, callbacks=Callbacks(config))

@@ -9,7 +9,14 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from rmsrepro.runs.files import read_json
 
@@ -17,7 +24,9 @@ from rmsrepro.runs.files import read_json
 class Monitor:
     """Watches the run folders of a sweep from a thread; a bar on a terminal, a line a job elsewhere."""
 
-    def __init__(self, console: Console, jobs: Sequence[tuple[str, str]], folder: Path, *, skipped: int) -> None:
+    def __init__(
+        self, console: Console, jobs: Sequence[tuple[str, str]], folder: Path, *, skipped: int
+    ) -> None:
         self._console, self._folder = console, folder
         self._jobs = dict(jobs)
         self._before = {run_id: _stamp(folder / run_id) for run_id in self._jobs}

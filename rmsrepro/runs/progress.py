@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def speaker(console: Console) -> Callable[[str], None]:
+    """Return a function that prints a line as it is: no markup, no wrapping in the middle of a path."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    return say
 
 
 class ProgressView(Protocol):
@@ -86,7 +95,10 @@ class Lines:
         if "val_loss" in values or time.monotonic() - self._last > 20:
             self._last = time.monotonic()
             self._console.print(
-                f"step {step}/{self._total}  {_losses(self._values)}", highlight=False, markup=False, soft_wrap=True
+                f"step {step}/{self._total}  {_losses(self._values)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
             )
 
 
@@ -98,8 +110,5 @@ def progress_view(console: Console, title: str, total: int, *, enabled: bool) ->
 
 
 def _losses(values: Mapping[str, Any]) -> str:
-    parts = []
-    for name in ("train_loss", "val_loss"):
-        if name in values:
-            parts.append(f"{name} {values[name]:.4f}")
-    return "  ".join(parts)
+    names = [name for name in ("train_loss", "val_loss") if name in values]
+    return "  ".join(f"{name} {values[name]:.4f}" for name in names)

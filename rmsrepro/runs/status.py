@@ -39,7 +39,11 @@ class Status:
                 parts.append(f"{number} {word}")
         parts.append(f"{self.left} left")
         text = ", ".join(parts)
-        return f"{text}, about {self.seconds_left:.0f} s to go" if self.seconds_left is not None and self.left else text
+        return (
+            f"{text}, about {self.seconds_left:.0f} s to go"
+            if self.seconds_left is not None and self.left
+            else text
+        )
 
 
 def read_status(out_dir: Path) -> Status:
@@ -69,7 +73,9 @@ def read_status(out_dir: Path) -> Status:
         elif state in ("failed", "diverged", "interrupted"):
             setattr(now, state, getattr(now, state) + 1)
             note = "the same command goes on" if state == "interrupted" else str(result.get("error") or "")
-            now.rows.append(Row(state, folder.name, str(result.get("steps", "")), note.splitlines()[0] if note else ""))
+            now.rows.append(
+                Row(state, folder.name, str(result.get("steps", "")), note.splitlines()[0] if note else "")
+            )
     wanted = {run_id for manifest in _manifests(out_dir) for run_id in manifest}
     waiting = sorted(wanted - seen)
     now.left = len(waiting) + now.interrupted

@@ -25,13 +25,13 @@ from rmsrepro.config.schema import Backend, Placement, TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, norm_info, resolve_backend
 from rmsrepro.runs.files import to_json, write_atomic
-from rmsrepro.runs.identity import identify
+from rmsrepro.runs.identity import check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
 from rmsrepro.runs.monitor import Monitor
-from rmsrepro.runs.train import explain, finished_result, record_failure, runs_dir, train
+from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
+from rmsrepro.runs.train import train
 from rmsrepro.tasks import norm_spec
-
 
 _PARENT = "RMSREPRO_SWEEP_PROCESS"
 
@@ -113,7 +113,9 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
     for job in planned:
         merged.setdefault(job.run_id, job)
     if len(merged) < len(planned):
-        notes.append(f"{len(planned) - len(merged)} of {len(planned)} jobs are the same as others and were merged")
+        notes.append(
+            f"{len(planned) - len(merged)} of {len(planned)} jobs are the same as others and were merged"
+        )
     for job in merged.values():
         done = finished_result(runs_dir(job.config.out_dir) / job.run_id)
         if done is not None and not job.config.rerun and job.error is None:
@@ -177,11 +179,7 @@ def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
 
 
 def _identify(job: Job, fingerprints: dict[str, str]) -> None:
-    spec = norm_spec(job.config)
-    try:
-        spec.build(max(1, job.config.model.d_model or 1))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{job.text}: {error}") from error
+    check_norm(job.config)
     key = to_json([plain(job.config.data), job.config.task.name], indent=None)
     if key not in fingerprints:
         fingerprints[key] = data_fingerprint(job.config.data, job.config.task.name)
@@ -226,7 +224,9 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     sweep_dir = runs_dir(out_dir)
     sweep_dir.mkdir(parents=True, exist_ok=True)
     launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
-    with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir, skipped=len(plan.jobs) - len(todo)):
+    with Monitor(
+        console, [(job.run_id, job.text) for job in todo], sweep_dir, skipped=len(plan.jobs) - len(todo)
+    ):
         if options.on_error == "stop":
             # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
             results: list[Any] = []
@@ -241,7 +241,9 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
                     break
         else:
             results = _interruptible(
-                lambda: launch(run_job, texts, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir)
+                lambda: launch(
+                    run_job, texts, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir
+                )
             )
     for job, result in zip(todo, results, strict=False):
         job.status, job.error, job.seconds = result["status"], result["error"], result["seconds"]

@@ -36,7 +36,13 @@ class WandbTracker:
     """One wandb run for one training run, also inside a sweep; it ends failed when the run failed."""
 
     def __init__(
-        self, config: TrainConfig, flat: Mapping[str, Any], *, run_id: str, backend: str, say: Callable[[str], None]
+        self,
+        config: TrainConfig,
+        flat: Mapping[str, Any],
+        *,
+        run_id: str,
+        backend: str,
+        say: Callable[[str], None],
     ) -> None:
         import wandb
 
@@ -84,7 +90,9 @@ def open_tracker(
     config: TrainConfig, flat: Mapping[str, Any], *, run_id: str, backend: str, say: Callable[[str], None]
 ) -> Tracker:
     """Return the tracker that the config asks for; one that cannot be had is named and done without."""
-    disabled = os.environ.get("WANDB_MODE", "").lower() == "disabled" or config.tracker.mode.value == "disabled"
+    disabled = (
+        os.environ.get("WANDB_MODE", "").lower() == "disabled" or config.tracker.mode.value == "disabled"
+    )
     if config.tracker.name is TrackerName.none or disabled:
         return NoTracker()
     try:

@@ -23,13 +23,18 @@ TOKENS_TOGETHER = 8192
 """Most source tokens that are searched for at the same time, each beam counted."""
 
 
-class TranslationData(Protocol):
-    """The part of a data module that translating and scoring need."""
+class Tokenizers(Protocol):
+    """The part of a data module, or of a trained model, that translating needs."""
 
     @property
     def src_tokenizer(self) -> TextTokenizer: ...
     @property
     def tgt_tokenizer(self) -> TextTokenizer: ...
+
+
+class TranslationData(Tokenizers, Protocol):
+    """The part of a data module that scoring needs."""
+
     @property
     def val_texts(self) -> Sequence[tuple[str, str]]: ...
     @property
@@ -99,7 +104,7 @@ class Translation(Task):
 
 def translate_texts(
     module: Translation,
-    data: TranslationData,
+    data: Tokenizers,
     texts: Sequence[str],
     *,
     beam_size: int | None = None,

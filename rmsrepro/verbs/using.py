@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, take, unquote
@@ -24,8 +24,8 @@ def evaluate(overrides: list[Override]) -> int:
     """Loss and scores of a checkpoint on the data of its run, or on other data of the same kind."""
     from rmsrepro.data import build_data
     from rmsrepro.runs.checkpoints import restore
+    from rmsrepro.runs.execution import tokenizer_cache
     from rmsrepro.runs.seeding import stream_seed
-    from rmsrepro.runs.train import tokenizer_cache
     from rmsrepro.tasks import evaluate as evaluate_split
 
     options, rest = take_options(EvalVerb, overrides)
@@ -118,16 +118,17 @@ def sample(overrides: list[Override]) -> int:
             f"ckpt={options.ckpt}: a model of task={config.task.name} writes no free text; "
             "use rmsrepro translate, or a run of task=lm"
         )
-    table = getattr(config.model, "positions", None)
+    # A Transformer was never shown more tokens than its windows hold; a GRU carries its state on.
+    context = config.data.max_len if config.model.name == "transformer" else None
     text = draw(
-        trained.module.model,
+        cast(Any, trained.module.model),
         trained.tokenizer,
         options.prompt,
         options.num_tokens,
         options.temperature,
         options.top_k,
         options.seed,
-        max_len=config.data.max_len if table is not None else None,
+        context=context,
     )
     sys.stdout.write(text + "\n")
     return 0
@@ -158,7 +159,9 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
                 "(data.path, data.batch_tokens, task.beam_size, ...)"
             )
         if name not in node:
-            raise UserError(f"{item.text}: there is no key {item.key}{nearest(name, [str(key) for key in node])}")
+            raise UserError(
+                f"{item.text}: there is no key {item.key}{nearest(name, [str(key) for key in node])}"
+            )
         try:
             value, _ = take([item], item.key)
             OmegaConf.update(node, name, OmegaConf.create(f"v: {value}").v)
@@ -175,7 +178,9 @@ def _checkpoint(path: str | None, verb: str) -> Any:
     from rmsrepro.runs.checkpoints import load_checkpoint
 
     if path is None:
-        runs = sorted(Path("outputs/runs").glob("*/checkpoints/last.ckpt"), key=lambda file: file.stat().st_mtime)
+        runs = sorted(
+            Path("outputs/runs").glob("*/checkpoints/last.ckpt"), key=lambda file: file.stat().st_mtime
+        )
         hint = f", for instance ckpt={runs[-1]}" if runs else ""
         raise UserError(f"{verb} needs ckpt=RUN, a run's folder or a .ckpt file{hint}")
     return load_checkpoint(path)

@@ -17,7 +17,13 @@ TINY = {
         "data.max_len=48", "data.batch_tokens=256", "task.max_decode_len=8",
     ],
 }  # fmt: skip
-SMALL = ["model.d_model=16", "trainer.max_steps=6", "trainer.val_every=3", "trainer.log_every=1", "tracker=none"]
+SMALL = [
+    "model.d_model=16",
+    "trainer.max_steps=6",
+    "trainer.val_every=3",
+    "trainer.log_every=1",
+    "tracker=none",
+]
 
 
 @pytest.fixture

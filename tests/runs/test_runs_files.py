@@ -114,7 +114,9 @@ def test_a_lock_is_exclusive_and_survives_no_owner(tmp_path: Path) -> None:
             pass
         assert busy.value.owner["pid"] == os.getpid()
     assert not path.exists()
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
     path.write_text(json.dumps({**owner_record(), "pid": int(dead.stdout), "start": None}))
     with lock(path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
@@ -129,7 +131,10 @@ def test_identity_is_what_changes_the_result(make_config: Make) -> None:
     identity = identify(base, data_hash="d")
 
     def same(*overrides: str) -> bool:
-        return identify(make_config("gru", "lm", "norm=rmsnorm", *overrides), data_hash="d").run_id == identity.run_id
+        return (
+            identify(make_config("gru", "lm", "norm=rmsnorm", *overrides), data_hash="d").run_id
+            == identity.run_id
+        )
 
     assert same("out_dir=elsewhere")
     assert same("tracker=wandb")
@@ -140,8 +145,8 @@ def test_identity_is_what_changes_the_result(make_config: Make) -> None:
     other = "composite" if identity.content["backend"] == "torch" else "torch"
     assert same(f"backend={identity.content['backend']}")
     for changed in (
-        f"backend={other}", "norm.eps=1e-6", "norm.gain=false", "seed=2", "trainer.max_steps=7", "optim.lr=0.1", "precision=bf16-mixed",
-        "sites=[gates_x]", "model.d_model=32", "trainer.accumulate=2",
+        f"backend={other}", "norm.eps=1e-6", "norm.gain=false", "seed=2", "trainer.max_steps=7", "optim.lr=0.1",
+        "precision=bf16-mixed", "sites=[gates_x]", "model.d_model=32", "trainer.accumulate=2",
     ):  # fmt: skip
         assert not same(changed), changed
     assert identify(base, data_hash="e").run_id != identity.run_id
@@ -153,7 +158,9 @@ def test_settings_that_do_not_apply_do_not_split_runs(make_config: Make) -> None
     def run_id(*overrides: str) -> str:
         return identify(make_config(*overrides), data_hash="d").run_id
 
-    assert run_id("transformer", "lm", "norm=none", "placement=post") == run_id("transformer", "lm", "norm=none")
+    assert run_id("transformer", "lm", "norm=none", "placement=post") == run_id(
+        "transformer", "lm", "norm=none"
+    )
     assert run_id("transformer", "lm", "sites=[gates_x]") == run_id("transformer", "lm")
     assert run_id("transformer", "lm", "placement=post") != run_id("transformer", "lm")
     assert run_id("gru", "lm", "norm=none", "sites=[gates_x]") == run_id("gru", "lm", "norm=none")

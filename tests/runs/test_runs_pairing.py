@@ -20,13 +20,21 @@ NORMS = ("none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm
 
 def start(config: TrainConfig) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     data = build_data(
-        config.data, config.task.name, seed=stream_seed(config.seed, "data"), accumulate=1, cache_dir=Path("cache")
+        config.data,
+        config.task.name,
+        seed=stream_seed(config.seed, "data"),
+        accumulate=1,
+        cache_dir=Path("cache"),
     )
     batches = iter(data.train_dataloader())
     seen = []
     for _ in range(4):
         batch = next(batches)
-        seen += [batch.inputs, batch.targets] if config.task.name == "lm" else [batch.src, batch.tgt_in, batch.tgt_out]
+        seen += (
+            [batch.inputs, batch.targets]
+            if config.task.name == "lm"
+            else [batch.src, batch.tgt_in, batch.tgt_out]
+        )
     return build_task(config, data).model, seen
 
 
@@ -39,7 +47,9 @@ def test_norms_share_weights_and_batches(make_config: Make, model: str, task: st
         other, seen = start(make_config(model, task, f"norm={norm}", "seed=5"))
         assert all(torch.equal(one, two) for one, two in zip(batches, seen, strict=True))
         own = norm_parameter_names(other)
-        common = {name: value for name, value in other.named_parameters() if name in shared and name not in own}
+        common = {
+            name: value for name, value in other.named_parameters() if name in shared and name not in own
+        }
         assert len(common) >= len(shared) - len(norm_parameter_names(reference)) - 12
         for name, value in common.items():
             assert torch.equal(value, shared[name]), f"{norm}: {name}"

@@ -20,7 +20,8 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs import callbacks
 from rmsrepro.runs.interruption import Interrupted
 from rmsrepro.runs.records import read_metrics
-from rmsrepro.runs.train import RunResult, train
+from rmsrepro.runs.result import RunResult
+from rmsrepro.runs.train import train
 
 Make = Callable[..., TrainConfig]
 QUIET = Console(quiet=True)
@@ -67,7 +68,13 @@ def test_a_run_writes_every_record(make_config: Make, model: str, task: str) -> 
     assert not (result.path / "lock.json").exists()
     found = record(result)
     assert found["status"] == "completed"
-    assert [found[key] for key in ("norm", "model", "task", "seed", "steps")] == ["rmsnorm", model, task, 3, 6]
+    assert [found[key] for key in ("norm", "model", "task", "seed", "steps")] == [
+        "rmsnorm",
+        model,
+        task,
+        3,
+        6,
+    ]
     assert found["norm_params"]["eps"] == 1e-5
     clocks = found["clocks"]
     parts = sum(clocks[f"{name}_s"] for name in ("train", "eval", "checkpoint", "logging", "other"))
@@ -160,11 +167,16 @@ def test_nothing_is_left_to_do_after_the_last_step(make_config: Make, steps: int
 def test_continuing_with_another_norm_is_refused(make_config: Make) -> None:
     first = train(make_config("gru", "lm", "norm=layernorm"), console=QUIET)
     with pytest.raises(UserError, match=r"layernorm.*rmsnorm"):
-        train(make_config("gru", "lm", "norm=rmsnorm", f"ckpt={first.path}", "trainer.max_steps=9"), console=QUIET)
+        train(
+            make_config("gru", "lm", "norm=rmsnorm", f"ckpt={first.path}", "trainer.max_steps=9"),
+            console=QUIET,
+        )
 
 
 def test_a_diverging_run_stops_and_says_so(make_config: Make) -> None:
-    config = make_config("gru", "lm", "optim.lr=1e30", "optim.warmup_steps=0", "norm=none", "trainer.max_steps=200")
+    config = make_config(
+        "gru", "lm", "optim.lr=1e30", "optim.warmup_steps=0", "norm=none", "trainer.max_steps=200"
+    )
     result = train(config, console=QUIET)
     assert result.status == "diverged"
     found = record(result)

@@ -1,0 +1,320 @@
+"""The work on one run folder, from data to result.json."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from rmsrepro.config.compose import plain
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.data import build_data
+from rmsrepro.runs.callbacks import RunCallback
+from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
+from rmsrepro.runs.clocks import Clocks
+from rmsrepro.runs.environment import environment
+from rmsrepro.runs.files import to_json, write_atomic
+from rmsrepro.runs.identity import Identity
+from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.progress import progress_view, speaker
+from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
+from rmsrepro.runs.result import RunResult, base_record, explain, flags
+from rmsrepro.runs.seeding import seed_dropout, stream_seed
+from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
+from rmsrepro.tasks import Task, build_task, evaluate, norm_spec
+
+
+def tokenizer_cache(config: TrainConfig) -> Path:
+    """Return the folder that trained tokenizers are kept in."""
+    return Path(config.data.cache_dir or Path(config.out_dir) / "cache").expanduser()
+
+
+class Run:
+    """The work on one run folder, from data to result.json."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        identity: Identity,
+        parent: Checkpoint | None,
+        folder: Path,
+        console: Console,
+        interruption: Interruption,
+    ) -> None:
+        self.config, self.identity, self.folder, self.console = config, identity, folder, console
+        self.parent = parent
+        self.interruption = interruption
+        self.clocks = Clocks()
+        self.say = speaker(console)
+        self.training_began = False
+        self._callback: RunCallback | None = None
+        self._log: MetricsLog | None = None
+        self._tracker: Tracker | None = None
+        self._parameters = 0
+        self._step = 0
+
+    # ------------------------------------------------------------------------- the run
+
+    def execute(self) -> RunResult:
+        """Prepare, train, score and record; raise whatever goes wrong."""
+        config = self.config
+        (self.folder / "error.txt").unlink(missing_ok=True)
+        if config.trainer.num_threads is not None:
+            torch.set_num_threads(config.trainer.num_threads)
+        start = self._starting_point()
+        data = build_data(
+            config.data,
+            config.task.name,
+            seed=stream_seed(config.seed, "data"),
+            accumulate=config.trainer.accumulate,
+            cache_dir=tokenizer_cache(config),
+        )
+        data.setup("fit")
+        module = build_task(config, data)
+        self._parameters = sum(parameter.numel() for parameter in module.parameters())
+        self._write_description(data)
+        step = start.step if start else 0
+        data.start_batch = step * config.trainer.accumulate
+        own = start is not None and start is not self.parent
+        self._log = MetricsLog(self.folder / "metrics.jsonl", keep_to_step=step if own else None)
+        self._tracker = open_tracker(
+            config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
+        )
+        title = self.identity.run_id
+        self.say(
+            f"{title}: {f'resumed at step {step}' if start else 'training'}, {self._parameters:,} parameters"
+        )
+        with progress_view(
+            self.console, title, config.trainer.max_steps, enabled=config.trainer.progress
+        ) as view:
+            self._callback = RunCallback(
+                folder=self.folder,
+                trainer_config=config.trainer,
+                clocks=self.clocks,
+                log=self._log,
+                tracker=self._tracker,
+                view=view,
+                interruption=self.interruption,
+                payload=self._payload(data),
+                running=lambda step: {"step": step, "max_steps": config.trainer.max_steps},
+            )
+            if own and start is not None:
+                self._callback.load(start.state)
+            seed_dropout(config.seed)
+            self.training_began = True
+            self._callback.beat(step)
+            with _quiet_lightning():
+                trainer = self._trainer(self._callback)
+                trainer.fit(
+                    module, datamodule=data, ckpt_path=str(start.path) if start else None, weights_only=True
+                )
+                self._step = trainer.global_step
+                self.interruption.check()
+                self._finish_validation(trainer, module, data)
+        if self._callback.diverged:
+            return self._close("diverged", self._final_metrics(), self._callback.diverged)
+        self._score(module, data)
+        return self._close("completed", self._final_metrics(), None)
+
+    def _starting_point(self) -> Checkpoint | None:
+        """This run's own last checkpoint, else its parent's."""
+        own = self.folder / "checkpoints" / "last.ckpt"
+        if own.is_file():
+            try:
+                return load_checkpoint(own)
+            except UserError as error:
+                self.say(f"note: {error}; starting anew")
+        return self.parent
+
+    def _trainer(self, callback: RunCallback) -> L.Trainer:
+        trainer = self.config.trainer
+        every = (trainer.val_every or 1) * trainer.accumulate
+        return L.Trainer(
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            precision="bf16-mixed" if self.config.precision == "bf16-mixed" else "32-true",
+            max_steps=trainer.max_steps,
+            max_epochs=-1,
+            accumulate_grad_batches=trainer.accumulate,
+            val_check_interval=every,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            callbacks=[callback],
+        )
+
+    def _finish_validation(self, trainer: L.Trainer, module: Task, data: Any) -> None:
+        """Validate at the last step where the interval did not."""
+        assert self._callback is not None
+        if self._callback.diverged or self._callback.validated_step == self._step:
+            return
+        recorded = read_metrics(self.folder / "metrics.jsonl")
+        if recorded and recorded[-1]["step"] == self._step and "val_loss" in recorded[-1]:
+            return
+        self.clocks.switch("eval")
+        trainer.validate(module, datamodule=data, verbose=False)
+        self.clocks.switch("other")
+        self._callback.record(self._step, dict(module.validation_metrics))
+        if not math.isfinite(module.validation_metrics.get("val_loss", 0.0)):
+            self._callback.diverged = f"the validation loss is {module.validation_metrics['val_loss']}"
+
+    def _score(self, module: Task, data: Any) -> None:
+        """The figures that are taken once, at the fixed last step: test loss, BLEU, chrF."""
+        assert self._callback is not None
+        self.clocks.switch("eval")
+        scores: dict[str, Any] = dict(evaluate(module, data, "test"))
+        for split in ("val", "test"):
+            scores |= module.final_scores(data, split)
+        for split, lines in module.hypotheses.items():
+            write_atomic(
+                self.folder / f"hypotheses_{split}.txt", "".join(f"{_one_line(line)}\n" for line in lines)
+            )
+        self.clocks.switch("other")
+        self._callback.record(self._step, scores)
+
+    # ------------------------------------------------------------------------- records
+
+    @property
+    def _backend(self) -> str:
+        return norm_spec(self.config).backend_used
+
+    def _payload(self, data: Any) -> dict[str, Any]:
+        return {
+            "run_id": self.identity.run_id,
+            "config": plain(self.config),
+            "src_vocab": data.src_vocab,
+            "tgt_vocab": data.tgt_vocab,
+            "tokenizers": {"src": data.src_tokenizer.to_json(), "tgt": data.tgt_tokenizer.to_json()},
+            "bytes_per_token": {split: data.bytes_per_token(split) for split in ("val", "test")}
+            if self.config.task.name == "lm"
+            else {},
+        }
+
+    def _write_description(self, data: Any) -> None:
+        (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(self.config))))
+        write_atomic(self.folder / "env.json", to_json(environment()))
+        write_atomic(self.folder / "data.json", to_json(data.summary()))
+
+    def _final_metrics(self) -> dict[str, Any]:
+        """The newest value of every metric; none is taken from a better, earlier step but `step` columns."""
+        assert self._log is not None
+        self._log.flush()
+        rows = read_metrics(self.folder / "metrics.jsonl")
+        merged: dict[str, Any] = {}
+        for row in rows:
+            merged |= row
+        return {
+            name: value for name, value in merged.items() if name not in ("step", "train_seconds", "tokens")
+        }
+
+    def _close(self, status: str, metrics: dict[str, Any], error: str | None) -> RunResult:
+        with self.clocks.on("logging"):
+            rows = read_metrics(self.folder / "metrics.jsonl")
+            if rows:
+                write_csv(rows, self.folder / "metrics.csv")
+            if self._tracker is not None:
+                self._tracker.finish(status, {k: v for k, v in metrics.items() if isinstance(v, int | float)})
+        record = self._record(status, metrics, error)
+        write_atomic(self.folder / "result.json", to_json(record))
+        (self.folder / "running.json").unlink(missing_ok=True)
+        return RunResult(
+            self.identity.run_id,
+            self.folder,
+            status,
+            error=error,
+            metrics=metrics,
+            seconds=record["clocks"]["total_s"],
+        )
+
+    def _record(self, status: str, metrics: dict[str, Any], error: str | None) -> dict[str, Any]:
+        spec, callback = norm_spec(self.config), self._callback
+        notes = {name: value for name, value in metrics.items() if isinstance(value, str)}
+        return {
+            **base_record(self.config, self.identity.run_id, self.identity.group),
+            "status": status,
+            "metrics": {name: value for name, value in metrics.items() if name not in notes},
+            "metric_notes": notes,
+            "clocks": self.clocks.record(),
+            "warmup_steps": callback.warmup_steps if callback else 0,
+            "warmup_s": callback.warmup_s if callback else 0.0,
+            "steps": self._step,
+            "tokens": callback.tokens if callback else 0,
+            "n_parameters": self._parameters,
+            "norm_params": dict(spec.resolved_params),
+            "backend_used": spec.backend_used,
+            "data_hash": self.identity.content["data"],
+            "parent": self.parent.run_id if self.parent else None,
+            "error": error,
+            "flags": flags(self.config),
+        }
+
+    # --------------------------------------------------------------------- other ends
+
+    def fail(self, error: Exception) -> RunResult:
+        """Record an error as the run's end; the traceback lies in error.txt."""
+        self.interruption.deferring = False
+        text = explain(error)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
+        metrics = self._final_metrics() if self._log is not None else {}
+        return self._close("failed", metrics, text)
+
+    def record_interruption(self) -> None:
+        """Record an interrupted run; the same command goes on from its last checkpoint."""
+        self.interruption.deferring = False
+        if self._log is None:
+            return
+        if self._callback is not None:
+            self._step = max((row["step"] for row in read_metrics(self._log.path)), default=0)
+        self._close("interrupted", self._final_metrics(), "interrupted")
+        self.say(f"{self.identity.run_id}: interrupted; the same command goes on from the last checkpoint")
+
+    def discard(self) -> None:
+        """Take back the descriptions of a run that never began; records of an earlier attempt stay."""
+        if (self.folder / "result.json").exists():
+            return
+        for name in ("config.yaml", "env.json", "data.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.folder / "checkpoints").rmdir()
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's hints for other uses (workers, loggers, upgrades) out of a run's output."""
+    loggers = [
+        logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning(\.|$)")
+            warnings.filterwarnings(
+                "ignore", message=r".*(does not have many workers|dataloader is not resumable).*"
+            )
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,117 @@
+"""What `result.json` says of a run, however it ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from rmsrepro.config.compose import plain
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.runs.clocks import Clocks
+from rmsrepro.runs.environment import machine
+from rmsrepro.runs.files import read_json, to_json, write_atomic
+from rmsrepro.runs.records import SCHEMA_VERSION
+from rmsrepro.tasks import norm_spec
+
+FINISHED = ("completed", "diverged")
+
+
+@dataclass
+class RunResult:
+    """What became of a run: `status` as in result.json, or "busy" when another process is at work on it."""
+
+    run_id: str
+    path: Path
+    status: str
+    skipped: bool = False
+    error: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def runs_dir(out_dir: str | Path) -> Path:
+    """Return the folder that holds a folder for each run."""
+    return Path(out_dir).expanduser() / "runs"
+
+
+def finished_result(folder: Path) -> dict[str, Any] | None:
+    """Return the record of a run that needs no more work, else None."""
+    record = read_json(folder / "result.json")
+    return record if record is not None and record.get("status") in FINISHED else None
+
+
+def base_record(config: TrainConfig, run_id: str, group: str) -> dict[str, Any]:
+    """Return the part of a record that follows from the config; the rest as for a run that never began."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "status": "failed",
+        "config": plain(config),
+        "metrics": {},
+        "metric_notes": {},
+        "clocks": Clocks().record(),
+        "warmup_steps": 0,
+        "warmup_s": 0.0,
+        "steps": 0,
+        "tokens": 0,
+        "n_parameters": 0,
+        "norm": config.norm["name"],
+        "norm_params": {key: value for key, value in config.norm.items() if key != "name"},
+        "backend": config.backend.value,
+        "backend_used": config.backend.value,
+        "model": config.model.name,
+        "task": config.task.name,
+        "data": config.data.name,
+        "seed": config.seed,
+        "parent": None,
+        "error": None,
+        "group": group,
+        "study": config.study_name,
+        "experiment": config.experiment,
+        "placement": config.placement.value,
+        "sites": [site.value for site in config.sites],
+        "precision": config.precision,
+        "flags": [],
+        "machine": {**machine(), "threads": torch.get_num_threads()},
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def record_failure(config: TrainConfig, run_id: str, error: Exception) -> RunResult:
+    """Record a job of a sweep that could not even be planned."""
+    folder = runs_dir(config.out_dir) / run_id
+    text = explain(error)
+    write_atomic(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+    write_atomic(folder / "result.json", to_json({**base_record(config, run_id, run_id), "error": text}))
+    return RunResult(run_id, folder, "failed", error=text)
+
+
+def explain(error: Exception) -> str:
+    """Say what went wrong and, where it is known, what to do."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, UserError):
+        return text
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in text.lower():
+        return (
+            f"out of memory: {text.splitlines()[0]}; lower data.batch_tokens (and raise trainer.accumulate), "
+            "or model.size"
+        )
+    return f"{type(error).__name__}: {text.splitlines()[0]}"
+
+
+def flags(config: TrainConfig) -> list[str]:
+    """Return what a reader of the run's figures should know about its norm."""
+    found = list(norm_spec(config).flags(config.model.d_model or 1))
+    if (
+        config.placement.value == "none"
+        and config.norm["name"] != "none"
+        and config.model.name == "transformer"
+    ):
+        found.append("placement=none: the model has no norm")
+    return found
