@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmsrepro.config.study import StudyConfig, cell_name
@@ -19,50 +19,38 @@ from rmsrepro.report.records import RunRecord, State
 BASELINE = "layernorm"
 
 NOT_COMPARED = frozenset(
-    [
-        "norm",
-        "seed",
-        "out_dir",
-        "study",
-        "study_name",
-        "experiment",
-        "tracker",
-        "plugins",
-        "rerun",
-        "ckpt",
-        "sweep",
-        "hydra",
-        "backend",
-        "placement",
-        "sites",
-        "model",
-        "task",
-        "trainer.progress",
-        "trainer.log_every",
-        "trainer.checkpoint_every",
-        "trainer.val_every",
-        "trainer.num_threads",
-        "trainer.accelerator",
-        "trainer.devices",
-        "data.cache_dir",
-    ]
+    {
+        *(
+            "norm",
+            "seed",
+            "out_dir",
+            "study",
+            "study_name",
+            "experiment",
+            "tracker",
+            "plugins",
+            "rerun",
+            "ckpt",
+        ),
+        *("sweep", "backend", "placement", "sites", "data.cache_dir"),
+        *("trainer.progress", "trainer.log_every", "trainer.checkpoint_every", "trainer.val_every"),
+        *("trainer.num_threads", "trainer.accelerator", "trainer.devices"),
+    }
 )
 """Settings that may differ inside a cell, or that the key of a cell holds in another form."""
 
 DATA_FILES = frozenset(
-    f"data.{name}"
-    for name in [
-        "path",
-        "train",
-        "val",
-        "test",
-        "train_src",
-        "train_tgt",
-        "val_src",
-        "val_tgt",
-        "test_src",
-        "test_tgt",
-    ]
+    {
+        *("data.path", "data.train", "data.val", "data.test"),
+        *(
+            "data.train_src",
+            "data.train_tgt",
+            "data.val_src",
+            "data.val_tgt",
+            "data.test_src",
+            "data.test_tgt",
+        ),
+    }
 )
 """Where data lies; once its content hash is known, the place says nothing."""
 
@@ -163,7 +151,7 @@ def _settings(run: RunRecord, loose: frozenset[str]) -> dict[str, Any]:
     kept = {
         key: value
         for key, value in flat.items()
-        if not (key in NOT_COMPARED or key.split(".")[0] in NOT_COMPARED - {"model", "task"})
+        if not {key, key.split(".")[0]} & NOT_COMPARED
         and key not in loose
         and not (run.fingerprint and key in DATA_FILES)
     }
@@ -272,28 +260,13 @@ def _label_apart(cells: list[Cell]) -> list[Cell]:
         by_label[cell.label].append(cell)
     labelled = []
     for cell in cells:
-        rivals = by_label[cell.label]
-        keys = sorted({key for rival in rivals for key in rival.settings})
-        apart = [
-            key for key in keys if any(rival.settings.get(key) != cell.settings.get(key) for rival in rivals)
-        ]
-        if not apart:
-            labelled.append(cell)
-            continue
-        shown = ", ".join(f"{key}={_short(cell.settings.get(key))}" for key in apart[:3])
+        rivals = [other.settings for other in by_label[cell.label]]
+        keys = sorted({key for settings in rivals for key in settings})
+        own = cell.settings
+        apart = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
+        shown = ", ".join(f"{key}={_short(own.get(key))}" for key in apart[:3])
         more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
-        labelled.append(
-            Cell(
-                model=cell.model,
-                task=cell.task,
-                label=f"{cell.label} ({shown}{more})",
-                backend=cell.backend,
-                settings=cell.settings,
-                arms=cell.arms,
-                baseline=cell.baseline,
-                seeds=cell.seeds,
-            )
-        )
+        labelled.append(replace(cell, label=f"{cell.label} ({shown}{more})") if apart else cell)
     return labelled
 
 

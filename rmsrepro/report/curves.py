@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rmsrepro.report.cells import Arm
-from rmsrepro.report.records import RunRecord, machine_name
-
-FloatArray = NDArray[np.float64]
+from rmsrepro.report.records import FloatArray, RunRecord, State, machine_name
 
 MEAN_POINTS = 300
 """Most points of a mean curve: more than a figure has pixels to show."""
@@ -35,13 +33,15 @@ class MeanCurve:
 
 
 @dataclass(frozen=True, eq=False)
-class LoneCurve:
-    """One run that did not finish, drawn by itself."""
+class LoneCurves:
+    """The runs of an arm that share an unfinished state, one after another, a NaN between two of them."""
 
-    run: RunRecord
+    state: State
     step: FloatArray
     seconds: FloatArray
     value: FloatArray
+    seed: FloatArray
+    """The seed of the run that a point belongs to."""
 
 
 def mean_curves(arm: Arm, metric: str) -> list[MeanCurve]:
@@ -56,19 +56,18 @@ def mean_curves(arm: Arm, metric: str) -> list[MeanCurve]:
             by_machine[machine_name(run.machine)].append(run)
     curves = []
     for machine, runs in by_machine.items():
-        tables = [
-            run.curve.set_index("step")[["train_seconds", metric]].dropna(subset=[metric]) for run in runs
-        ]
-        steps = sorted(set.intersection(*(set(table.index) for table in tables)))
-        if not steps:
+        points = [_points(run, metric) for run in runs]
+        steps = reduce(np.intersect1d, [step for step, _, _ in points])
+        if not steps.size:
             continue
-        steps = [steps[place] for place in _even_places(len(steps), MEAN_POINTS)]
-        values = np.stack([table.loc[steps, metric].to_numpy(dtype=float) for table in tables])
-        seconds = np.stack([table.loc[steps, "train_seconds"].to_numpy(dtype=float) for table in tables])
+        steps = steps[_even_places(len(steps), MEAN_POINTS)]
+        places = [np.searchsorted(step, steps) for step, _, _ in points]
+        seconds = np.stack([seconds[place] for (_, seconds, _), place in zip(points, places, strict=True)])
+        values = np.stack([value[place] for (_, _, value), place in zip(points, places, strict=True)])
         curves.append(
             MeanCurve(
                 machine=machine,
-                step=np.asarray(steps, dtype=float),
+                step=steps,
                 seconds=seconds.mean(axis=0),
                 mean=values.mean(axis=0),
                 low=values.min(axis=0),
@@ -79,24 +78,26 @@ def mean_curves(arm: Arm, metric: str) -> list[MeanCurve]:
     return curves
 
 
-def lone_curves(arm: Arm, metric: str, *, points: int) -> list[LoneCurve]:
+def lone_curves(arm: Arm, metric: str, *, points: int) -> list[LoneCurves]:
     """The curves of runs that are still running, diverged or broke off, `points` points each at most."""
-    curves = []
-    for run in arm.runs.values():
+    by_state: dict[State, list[FloatArray]] = defaultdict(list)
+    for seed, run in arm.runs.items():
         if run.finished or metric not in run.curve:
             continue
-        table = run.curve[["step", "train_seconds", metric]].dropna(subset=[metric])
-        if table.empty:
+        rows = np.stack(_points(run, metric))
+        if not rows.shape[1]:
             continue
-        places = _even_places(len(table), points)
-        step, seconds, value = (
-            table[column].to_numpy(dtype=float)[places] for column in ("step", "train_seconds", metric)
-        )
-        curves.append(LoneCurve(run=run, step=step, seconds=seconds, value=value))
-    return curves
+        rows = rows[:, _even_places(rows.shape[1], points)]
+        seeds = np.full((1, rows.shape[1]), float(seed))
+        gap = np.array([[math.nan], [math.nan], [math.nan], [float(seed)]])
+        by_state[run.state].append(np.hstack([np.vstack([rows, seeds]), gap]))
+    return [
+        LoneCurves(state, *np.hstack(parts)[:, :-1])  # without the gap after the last run
+        for state, parts in by_state.items()
+    ]
 
 
-def value_range(means: list[MeanCurve], lone: list[LoneCurve]) -> tuple[float, float] | None:
+def value_range(means: list[MeanCurve], lone: list[LoneCurves]) -> tuple[float, float] | None:
     """An axis range that shows the curves that finished, whatever a diverged one does; None without data."""
     pool = [array for curve in means for array in (curve.low, curve.high)] or [curve.value for curve in lone]
     finite = [array[np.isfinite(array)] for array in pool]
@@ -111,6 +112,12 @@ def value_range(means: list[MeanCurve], lone: list[LoneCurve]) -> tuple[float, f
         return None
     room = 0.06 * (high - low) or 0.05 * max(abs(high), 1e-3)
     return low - room, high + room
+
+
+def _points(run: RunRecord, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Steps, training seconds and values of the rows that have `metric`."""
+    known = ~np.isnan(run.curve[metric])
+    return run.curve["step"][known], run.curve["train_seconds"][known], run.curve[metric][known]
 
 
 def _even_places(length: int, points: int) -> list[int]:

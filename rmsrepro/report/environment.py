@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def machines(records: Records) -> list[Machine]:
     return sorted(found, key=lambda machine: -(machine.num_runs + machine.num_benches))
 
 
-def _facts(nodes: list[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+def _facts(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
     values: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for key, value in flatten(node).items():

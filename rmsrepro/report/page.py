@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import plotly.offline
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,7 +21,7 @@ from markupsafe import Markup
 
 import rmsrepro
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.report import figures, formatting
+from rmsrepro.report import drawing, figures, forests, formatting
 from rmsrepro.report.environment import machines
 from rmsrepro.report.reading import paper_context
 from rmsrepro.report.records import Records, RunRecord, State
@@ -30,24 +29,6 @@ from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_te
 from rmsrepro.report.statistics import PairedDifference
 from rmsrepro.report.timing import StepTime
 from rmsrepro.report.verdict import RULES
-
-MEASURING = (
-    "Step times come from paired benches only: all arms run in every round in random order, in several fresh "
-    "processes, with the baseline twice as an A/A control. A ratio is t_arm / t_baseline on the same backend; its "
-    "95 % interval is taken over processes; time saved is 100 * (1 - ratio) percent. A timing that fails the "
-    "bench's own checks is shown and marked as not trusted.",
-    "Times taken while training (loss against seconds, time to target, ms a step) are unpaired: arms ran one after "
-    "another or side by side. They are shown as they are and never as a percentage. Runs that shared the machine "
-    "are marked contended, and their times are not quoted in tables. The clock counts training only: validation, "
-    "checkpoints, logging and warm-up are kept apart.",
-    "Times of different machines are never pooled.",
-    "Curves: the line is the mean over the finished seeds, the band goes from the smallest to the largest. Dotted "
-    "lines are single runs that still run, diverged or broke off; no mean contains them.",
-    "Time to target: the first validation at which a run has the target's value. Not reached counts as infinity; "
-    "the median is over seeds.",
-)
-
-STATE_ORDER = tuple(State)
 
 
 @dataclass(frozen=True)
@@ -69,10 +50,9 @@ def render(page: PageInput) -> str:
     """Return the whole HTML text."""
     card = page.card
     drawn = {
-        "quality": figures.quality_forest(card),
-        "time": [figure for figure in [figures.time_forest(card)] if figure],
-        "steps": figures.loss_figures(card.cells, "step"),
-        "seconds": figures.loss_figures(card.cells, "seconds"),
+        "quality": forests.quality_forest(card),
+        "time": [figure for figure in [forests.time_forest(card)] if figure],
+        "loss": [figure for both in figures.loss_figures(card.cells) for figure in both],
         "target": figures.target_figures(card),
     }
     data = {figure.key: json.loads(figure.figure.to_json()) for group in drawn.values() for figure in group}
@@ -92,7 +72,6 @@ def render(page: PageInput) -> str:
         built=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         context=paper_context(),
         rules=RULES,
-        measuring=MEASURING,
         counts=_counts(page.records.runs),
         runs=_run_rows(page),
         run_metrics=sorted({row.metric for row in card.baselines}),
@@ -148,7 +127,7 @@ def _environment() -> Environment:
         "number": formatting.number,
         "metric": formatting.metric_title,
         "norm": formatting.norm_title,
-        "colour": figures.colour,
+        "colour": drawing.colour,
         "seconds": formatting.seconds,
         "count": formatting.count,
         "interval": formatting.interval,
@@ -161,36 +140,37 @@ def _environment() -> Environment:
 
 def _counts(runs: Sequence[RunRecord]) -> list[tuple[str, int]]:
     """State -> number of runs, in a fixed order, without the empty ones."""
-    counts = [(state.value, sum(run.state is state for run in runs)) for state in STATE_ORDER]
+    counts = [(state.value, sum(run.state is state for run in runs)) for state in State]
     return [(state, number) for state, number in counts if number]
 
 
-def _run_rows(page: PageInput) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class RunRow:
+    """A line of the table of runs."""
+
+    run: RunRecord
+    metric: str
+    value: float | None
+    """`metric` at the last step."""
+    outside: bool
+    """Whether the scorecard leaves the run out."""
+    seconds: float | None
+
+
+def _run_rows(page: PageInput) -> list[RunRow]:
     """The table of all runs: those that need a look first, then by cell, norm and seed."""
     outside = {id(run) for run in page.outside}
     metrics = {row.cell.task: row.metric for row in page.card.baselines}
+
+    def place(run: RunRecord) -> tuple[bool, str, str, str, int]:
+        calm = run.state in (State.completed, State.running)
+        return calm, run.model, run.task, run.norm, -1 if run.seed is None else run.seed
+
     rows = []
-    for run in page.records.runs:
+    for run in sorted(page.records.runs, key=place):
         metric = metrics.get(run.task, "val_loss")
-        rows.append(
-            {
-                "run": run,
-                "metric": metric,
-                "value": run.metrics.get(metric),
-                "outside": id(run) in outside,
-                "seconds": run.clocks.get("train_s"),
-            }
-        )
-    calm = (State.completed, State.running)
-    rows.sort(
-        key=lambda row: (
-            row["run"].state in calm,
-            row["run"].model,
-            row["run"].task,
-            row["run"].norm,
-            row["run"].seed if row["run"].seed is not None else -1,
-        )
-    )
+        seconds = run.clocks.get("train_s")
+        rows.append(RunRow(run, metric, run.metrics.get(metric), id(run) in outside, seconds))
     return rows
 
 

@@ -35,8 +35,8 @@ def paper_context() -> str:
     ]
     parts[1:] = [part.replace(" alone", "") for part in parts[1:]]
     return (
-        f"For context, the paper reports {HEADLINE.low:g} to {HEADLINE.high:g} % less time than LayerNorm over its "
-        f"tasks and frameworks ({formatting.join(parts)}), with unfused code on the GPUs of 2019."
+        f"For context, the paper reports {HEADLINE.low:g} to {HEADLINE.high:g} % less time than LayerNorm "
+        f"over its tasks and frameworks ({formatting.join(parts)}), with unfused code on the GPUs of 2019."
     )
 
 

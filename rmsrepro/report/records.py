@@ -10,7 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
 
 
 class State(Enum):
@@ -65,8 +68,8 @@ class RunRecord:
     fingerprint: str
     """Content hash of the data; empty if unknown."""
     config: Mapping[str, Any]
-    curve: pd.DataFrame
-    """metrics.jsonl: columns `step`, `train_seconds`, `tokens` and one a metric; NaN where not logged."""
+    curve: Mapping[str, FloatArray]
+    """metrics.jsonl by column: `step` (rising), `train_seconds` and one a metric; NaN where not logged."""
     written: float
     """When its result was written, in seconds since 1970."""
 

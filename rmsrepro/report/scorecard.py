@@ -114,8 +114,10 @@ def build_scorecard(
             if arm.norm != cell.baseline
         ]
         references: list[Arm | None] = [arm for arm in cell.arms if arm.norm == cell.baseline]
-        for reference in references or [None]:
-            baselines.append(_baseline_row(cell, reference, metric, target, target_metric))
+        baselines += [
+            _baseline_row(cell, reference, metric, target, target_metric)
+            for reference in references or [None]
+        ]
     adjusted = holm([_p_value(row) for row in rows])
     judged = study is not None and study.verdict
     if study is not None and judged:

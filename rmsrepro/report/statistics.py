@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 ALPHA = 0.05
@@ -113,7 +114,7 @@ def median(values: Sequence[float]) -> float:
     return float(statistics.median(values))
 
 
-def time_to_target(times: Sequence[float], values: Sequence[float], target: float, *, higher: bool) -> float:
+def time_to_target(times: ArrayLike, values: ArrayLike, target: float, *, higher: bool) -> float:
     """The first time at which `values` reaches `target`; infinity if it never does.
 
     `times` and `values` are one run's rows in order; rows with a NaN value are passed over. No

@@ -164,7 +164,7 @@ def reaching(arm: Arm, metric: str, target: float) -> Reaching | None:
     def first(run: RunRecord, clock: str) -> float:
         if metric not in run.curve:
             return math.inf
-        return time_to_target(run.curve[clock].tolist(), run.curve[metric].tolist(), target, higher=higher)
+        return time_to_target(run.curve[clock], run.curve[metric], target, higher=higher)
 
     return Reaching(
         seconds=tuple(first(run, "train_seconds") for run in runs),

@@ -17,22 +17,37 @@ from rmsrepro.report.records import RunRecord, State
 from rmsrepro.report.statistics import ALPHA, PairedDifference, paired_difference
 
 RULES = (
-    "Compared is the study's primary metric at the fixed last step, never at the best checkpoint: "
-    "difference = arm - baseline, between runs of the same seed, which start from the same shared "
-    "weights, see the same batches and differ in nothing but the norm. The first rule that applies decides:",
-    "different (k of n diverged): k of the n seeds diverged in one arm and finished in the other. Such a "
-    "seed is never dropped. A run that ends with a metric that is not finite counts as diverged.",
-    "incomplete (k of n): only k of the n planned pairs have ended; a run that failed, is missing, still runs "
-    "or was interrupted is never averaged.",
-    "undecided (k of n diverged in both arms): a seed was lost to both arms alike, so it tells them apart in "
-    "neither direction.",
-    "undecided (undertrained): the mean of the baseline's runs has not reached the study's `learned` "
-    "threshold, so that an agreement would only say that neither has learned.",
+    (
+        "Compared is the study's primary metric at the fixed last step, never at the best checkpoint: "
+        "difference = arm - baseline, between runs of the same seed, which start from the same shared "
+        "weights, see the same batches and differ in nothing but the norm. The first rule that applies "
+        "decides:"
+    ),
+    (
+        "different (k of n diverged): k of the n seeds diverged in one arm and finished in the other. Such "
+        "a seed is never dropped. A run that ends with a metric that is not finite counts as diverged."
+    ),
+    (
+        "incomplete (k of n): only k of the n planned pairs have ended; a run that failed, is missing, "
+        "still runs or was interrupted is never averaged."
+    ),
+    (
+        "undecided (k of n diverged in both arms): a seed was lost to both arms alike, so it tells them "
+        "apart in neither direction."
+    ),
+    (
+        "undecided (undertrained): the mean of the baseline's runs has not reached the study's `learned` "
+        "threshold, so that an agreement would only say that neither has learned."
+    ),
     "undecided (one seed): there is no spread to judge by.",
-    "equivalent: the 90 % t interval of the mean paired difference lies strictly inside +-margin, the "
-    "margin being fixed by the study beforehand (two one-sided tests, TOST, at 5 %).",
-    "different: not equivalent, and the two-sided paired t test rejects at .05 after Holm's adjustment over "
-    "all comparisons that the study plans (one that cannot be tested yet counts as p = 1).",
+    (
+        "equivalent: the 90 % t interval of the mean paired difference lies strictly inside +-margin, the "
+        "margin being fixed by the study beforehand (two one-sided tests, TOST, at 5 %)."
+    ),
+    (
+        "different: not equivalent, and the two-sided paired t test rejects at .05 after Holm's adjustment "
+        "over all comparisons that the study plans (one that cannot be tested yet counts as p = 1)."
+    ),
     "undecided: neither of the two.",
 )
 
@@ -157,7 +172,7 @@ def judge(
         return Verdict(Outcome.incomplete, f"incomplete ({ended} of {n})", f"runs missing: {missing}")
     if pairs.both_diverged:
         text = f"undecided ({pairs.both_diverged} of {n} diverged in both arms)"
-        return Verdict(Outcome.undecided, text, "the same seeds diverged with and without the change")
+        return Verdict(Outcome.undecided, text, "the same seeds were lost to both arms")
     if learned is not None:
         reached = math.fsum(pairs.baseline) / len(pairs.baseline)
         passed = reached >= learned if higher_is_better(pairs.metric) else reached <= learned

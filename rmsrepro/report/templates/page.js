@@ -16,7 +16,7 @@
     const ink = cssColour("--ink"), grid = cssColour("--grid"), line = cssColour("--line");
     const change = { "font.color": ink, "hoverlabel.bgcolor": cssColour("--panel"), "hoverlabel.bordercolor": line };
     change["hoverlabel.font.color"] = ink;
-    Object.assign(change, { "modebar.bgcolor": "rgba(0,0,0,0)", "modebar.color": grid, "modebar.activecolor": cssColour("--soft") });
+    Object.assign(change, { "modebar.bgcolor": "rgba(0,0,0,0)", "modebar.color": line, "modebar.activecolor": cssColour("--soft") });
     for (const axis of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
       change[`${axis}.gridcolor`] = grid;
       change[`${axis}.zerolinecolor`] = grid;
@@ -58,12 +58,13 @@
     figure.layout.dragmode = touch ? false : "zoom";
     // The library would offer to upload a chart to its maker: nothing here may leave the page.
     const config = {
-      showSendToCloud: false, plotlyServerURL: "",
-      responsive: true, displaylogo: false, scrollZoom: false, showTips: false,
+      displayModeBar: touch ? false : "hover", showSendToCloud: false, plotlyServerURL: "",
+      displaylogo: false, scrollZoom: false, showTips: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
       toImageButtonOptions: { filename: element.dataset.figure, scale: 2 },
     };
     Plotly.newPlot(element, figure.data, figure.layout, config).then(() => {
+      new ResizeObserver(() => Plotly.Plots.resize(element)).observe(element);
       if (!figure.layout.meta) return;
       apply(element);
       element.on("plotly_legendclick", (event) => {

@@ -1,0 +1,101 @@
+"""Reads what a bench left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rmsrepro.report import fields
+from rmsrepro.report.records import BenchRecord, Comparison, Problem
+
+
+def load_bench(folder: Path, problems: list[Problem]) -> BenchRecord | None:
+    """Read one bench's folder; None without a readable result. What is amiss joins `problems`."""
+    path = folder / "result.json"
+    result = fields.read_mapping(path, problems)
+    if result is None:
+        if not path.exists():
+            problems.append(Problem(folder, "no result.json: the bench did not finish, or runs still"))
+        return None
+    comparisons = []
+    for number, entry in enumerate(_entries(result, "comparisons")):
+        if fields.text(entry, "arm"):
+            comparisons.append(_comparison(entry, result))
+        else:
+            problems.append(Problem(path, f"comparison {number} names no arm"))
+    config = fields.mapping(result, "config")
+    return BenchRecord(
+        bench_id=folder.name,
+        folder=folder,
+        study=fields.text(result, "study") or fields.text(config, "study_name"),
+        machine=fields.mapping(result, "machine"),
+        config=config,
+        written=fields.modified(path),
+        comparisons=(*comparisons, *_unmeasured(result, comparisons)),
+    )
+
+
+def _entries(result: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    listed = result.get(key)
+    entries = listed if isinstance(listed, list) else []
+    return [entry if isinstance(entry, Mapping) else {} for entry in entries]
+
+
+def _unmeasured(result: Mapping[str, Any], measured: list[Comparison]) -> list[Comparison]:
+    """Arms that could not be timed, as comparisons without a ratio whose flag is the reason."""
+    known = {(comparison.norm, comparison.backend) for comparison in measured}
+    missing = []
+    for entry in _entries(result, "arms"):
+        if fields.text(entry, "status") not in ("unavailable", "failed"):
+            continue
+        flags = [
+            fields.text(entry, "reason") or fields.text(entry, "status"),
+            *fields.texts(entry.get("flags")),
+        ]
+        comparison = _comparison({**entry, "baseline": "", "ratio": None, "flags": flags}, result)
+        if (comparison.norm, comparison.backend) not in known:
+            missing.append(comparison)
+    return missing
+
+
+def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
+    ratio = fields.number(entry.get("ratio"))
+    low, high = fields.pair(entry.get("ratio_ci"))
+    reduction = fields.number(entry.get("time_reduction_pct"))
+    reduction_low, reduction_high = fields.sorted_pair(entry.get("time_reduction_ci"))
+    if math.isnan(reduction):
+        reduction = 100 * (1 - ratio)
+    if math.isnan(reduction_low):
+        reduction_low, reduction_high = 100 * (1 - high), 100 * (1 - low)
+    norm, _, backend = fields.text(entry, "arm").rpartition("/")
+    base_norm, _, base_backend = fields.text(entry, "baseline").rpartition("/")
+    aa_low, aa_high = fields.pair(entry.get("aa_ci"))
+    return Comparison(
+        level=fields.text(entry, "level"),
+        model=fields.text(entry, "model"),
+        task=fields.named(entry, "task") or fields.named(result, "task"),
+        shape=fields.shape_text(entry.get("shape")),
+        mode=fields.text(entry, "mode"),
+        dtype=fields.text(entry, "dtype"),
+        device=fields.text(entry, "device"),
+        threads=fields.integer(entry.get("threads")),
+        norm=norm or backend,
+        backend=backend if norm else "",
+        baseline_norm=base_norm or base_backend,
+        baseline_backend=base_backend if base_norm else "",
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        reduction=reduction,
+        reduction_low=reduction_low,
+        reduction_high=reduction_high,
+        aa_ratio=fields.number(entry.get("aa_ratio")),
+        aa_low=aa_low,
+        aa_high=aa_high,
+        n_rounds=fields.integer(entry.get("n_rounds")),
+        n_processes=fields.integer(entry.get("n_processes")),
+        trusted=entry.get("trusted") is True,
+        flags=fields.texts(entry.get("flags")),
+    )

@@ -1,0 +1,146 @@
+"""Which runs may be compared with which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmsrepro.report.cells import Cell, build_cells
+from rmsrepro.report.load import load_records
+
+Made = Callable[..., Any]
+
+
+def _cells(out_dir: Path, study: Any = None) -> list[Cell]:
+    return build_cells(load_records(out_dir).runs, study)[0]
+
+
+def test_norm_and_seed_alone_may_differ(tmp_path: Path, made: Made) -> None:
+    made("arm", tmp_path, "layernorm", [1.0, 1.0])
+    made("arm", tmp_path, "rmsnorm", [1.0, 1.0])
+    (cell,) = _cells(tmp_path)
+    assert [arm.label for arm in cell.arms] == ["LayerNorm", "RMSNorm"]
+    assert cell.seeds == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"optim": {"lr": 0.1}}, "optim.lr=0.1"),
+        ({"trainer": {"max_steps": 20}}, "trainer.max_steps=20"),
+        ({"placement": "post"}, "placement=post"),
+        ({"precision": "bf16-mixed"}, None),
+    ],
+)
+def test_other_settings_make_another_cell(
+    tmp_path: Path, made: Made, change: dict[str, Any], shown: str | None
+) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        made("run", tmp_path, norm)
+        result = {"placement": change.get("placement", "pre"), "precision": change.get("precision", "32")}
+        made("run", tmp_path, norm, run_id=f"other-{norm}", config=change, **result)
+    cells = _cells(tmp_path)
+    assert [len(cell.arms) for cell in cells] == [2, 2]
+    if shown:
+        assert any(shown in cell.label for cell in cells)
+    assert len({cell.label for cell in cells}) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"out_dir": "/elsewhere"}, {"study_name": "x"}, {"tracker": {"name": "none"}}, {"experiment": "e"}],
+)
+def test_what_does_not_touch_the_result_makes_no_other_cell(
+    tmp_path: Path, made: Made, change: dict[str, Any]
+) -> None:
+    made("run", tmp_path, "layernorm")
+    made("run", tmp_path, "rmsnorm", config=change)
+    assert len(_cells(tmp_path)) == 1
+
+
+def test_data_is_known_by_its_content_not_its_place(tmp_path: Path, made: Made) -> None:
+    here = {"data": {"name": "multi30k", "path": "/here"}}
+    there = {"data": {"name": "multi30k", "path": "/there"}}
+    made("run", tmp_path, "layernorm", config=here)
+    made("run", tmp_path, "rmsnorm", config=there)
+    assert len(_cells(tmp_path)) == 1
+    made("run", tmp_path, "prmsnorm", config=there, data_hash="another content")
+    assert len(_cells(tmp_path)) == 2
+
+
+def test_no_norm_joins_any_placement(tmp_path: Path, made: Made) -> None:
+    made("run", tmp_path, "none", model="transformer")
+    for placement in ("pre", "post"):
+        for norm in ("layernorm", "rmsnorm"):
+            settings = {"placement": placement}
+            run_id = f"{placement}-{norm}"
+            made(
+                "run",
+                tmp_path,
+                norm,
+                model="transformer",
+                config=settings,
+                placement=placement,
+                run_id=run_id,
+            )
+    cells = _cells(tmp_path)
+    assert [[arm.norm for arm in cell.arms] for cell in cells] == [["layernorm", "rmsnorm", "none"]] * 2
+
+
+def test_parameters_tell_arms_of_one_norm_apart(tmp_path: Path, made: Made) -> None:
+    made("run", tmp_path, "layernorm")
+    for p in (0.0625, 0.25):
+        made("run", tmp_path, "prmsnorm", run_id=f"p{p}", config={"norm": {"name": "prmsnorm", "p": p}})
+    (cell,) = _cells(tmp_path)
+    assert [arm.label for arm in cell.arms] == ["LayerNorm", "pRMSNorm (p=0.0625)", "pRMSNorm (p=0.25)"]
+
+
+def test_the_baseline_of_an_arm_has_its_parameters(tmp_path: Path, made: Made) -> None:
+    for eps in (1e-5, 1e-6):
+        for norm in ("layernorm", "rmsnorm"):
+            made("run", tmp_path, norm, run_id=f"{norm}{eps}", config={"norm": {"name": norm, "eps": eps}})
+    (cell,) = _cells(tmp_path)
+    arms = [arm for arm in cell.arms if arm.norm == "rmsnorm"]
+    assert [cell.baseline_of(arm).params["eps"] for arm in arms] == [arm.params["eps"] for arm in arms]  # type: ignore[union-attr]
+
+
+def test_of_two_runs_of_a_seed_an_ended_one_counts(tmp_path: Path, made: Made) -> None:
+    made("run", tmp_path, "layernorm", run_id="a", val_loss=1.0)
+    made("run", tmp_path, "layernorm", run_id="b", status="failed")
+    (cell,) = _cells(tmp_path)
+    assert cell.arms[0].runs[1].run_id == "a"
+
+
+def test_a_study_plans_its_cells_before_anything_ran(tmp_path: Path, made: Made) -> None:
+    study = made("study", models=["gru", "transformer"], tasks=["lm", "translation"], learned={}, target={})
+    cells = _cells(tmp_path, study)
+    assert [cell.name for cell in cells] == [
+        "gru/lm",
+        "gru/translation",
+        "transformer/lm",
+        "transformer/translation",
+    ]
+    assert [arm.norm for arm in cells[0].arms] == ["layernorm", "rmsnorm", "prmsnorm"]
+    assert all(arm.runs == {} for cell in cells for arm in cell.arms)
+
+
+def test_a_study_takes_the_fuller_group_and_leaves_the_rest_outside(tmp_path: Path, made: Made) -> None:
+    made("arm", tmp_path, "layernorm", [1.0, 1.0, 1.0])
+    made("run", tmp_path, "layernorm", run_id="trial", steps=20, val_loss=9.0)
+    made("run", tmp_path, "layernorm", seed=9)
+    cells, outside = build_cells(load_records(tmp_path).runs, made("study"))
+    assert sorted(cells[0].arms[0].runs) == [1, 2, 3]
+    assert sorted(run.run_id for run in outside) == ["gru-lm-layernorm-s9", "trial"]
+
+
+def test_settings_that_a_study_gives_one_norm_do_not_part_it_from_the_others(
+    tmp_path: Path, made: Made
+) -> None:
+    made("run", tmp_path, "layernorm")
+    made("run", tmp_path, "rmsnorm", config={"optim": {"lr": 0.01}})
+    study = made("study", norm_overrides={"rmsnorm": ["optim.lr=0.01"]}, seeds=[1])
+    (cell,) = _cells(tmp_path, study)
+    assert [sorted(arm.runs) for arm in cell.arms] == [[1], [1], []]

@@ -1,0 +1,163 @@
+"""Step times from benches, and times taken while training."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmsrepro.report.cells import build_cells
+from rmsrepro.report.load import load_records
+from rmsrepro.report.scorecard import Scorecard, build_scorecard
+from rmsrepro.report.timing import newest, step_times
+
+Made = Callable[..., Any]
+
+
+@pytest.fixture
+def card(tmp_path: Path, made: Made) -> Callable[..., Scorecard]:
+    """A study's scorecard over three arms of three seeds and whatever benches there are."""
+    for norm in ("layernorm", "rmsnorm", "prmsnorm"):
+        made("arm", tmp_path, norm, [2.0, 2.0, 2.0])
+
+    def build(**study: Any) -> Scorecard:
+        records = load_records(tmp_path)
+        config = made("study", **study)
+        return build_scorecard(build_cells(records.runs, config)[0], step_times(records.benches), config)
+
+    return build
+
+
+def _saved(card: Scorecard, norm: str = "rmsnorm") -> str | None:
+    row = next(row for row in card.rows if row.arm.norm == norm)
+    return row.step_time.text if row.step_time else None
+
+
+def test_the_time_saved_is_shown_with_its_interval(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard]
+) -> None:
+    made("bench", tmp_path, [made("comparison", ratio=0.877)])
+    built = card()
+    assert _saved(built) == "12.3 % [10.3, 14.3]"
+    assert _saved(built, "prmsnorm") is None
+    assert "a step took 12.3 % less time (composite backend)" in built.reading[0]
+    assert "not benchmarked" in built.reading[1]
+
+
+def test_a_slower_step_reads_more(tmp_path: Path, made: Made, card: Callable[..., Scorecard]) -> None:
+    made("bench", tmp_path, [made("comparison", ratio=1.04)])
+    built = card()
+    assert _saved(built) == "-4.0 % [-6.0, -2.0]"
+    assert "a step took 4.0 % more time" in built.reading[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "transformer"},
+        {"task": "translation"},
+        {"level": "layer"},
+        {"arm": "rmsnorm/torch", "baseline": "layernorm/torch"},
+        {"arm": "rmsnorm/composite", "baseline": "layernorm/torch"},
+    ],
+)
+def test_a_timing_of_something_else_is_not_quoted(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard], change: dict[str, Any]
+) -> None:
+    made("bench", tmp_path, [made("comparison", **change)])
+    assert _saved(card()) is None
+
+
+@pytest.mark.parametrize(("size", "quoted"), [(64, True), (512, False), (None, True)])
+def test_a_timing_of_another_size_is_not_quoted(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard], size: int | None, quoted: bool
+) -> None:
+    made("bench", tmp_path, [made("comparison")], config={"model": {"name": "gru", "d_model": size}})
+    assert (_saved(card()) is not None) is quoted
+
+
+def test_the_newest_bench_counts_trusted_or_not(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard]
+) -> None:
+    old = made("bench", tmp_path, [made("comparison", ratio=0.8)], "z-old")
+    os.utime(old / "result.json", (1e9, 1e9))
+    made("bench", tmp_path, [made("comparison", ratio=0.9, trusted=False)], "a-new")
+    built = card()
+    assert _saved(built) == "10.0 % [8.0, 12.0]"
+    assert "the timing is not trusted in 1 of 1" in built.reading[0]
+
+
+def test_machines_are_never_pooled(tmp_path: Path, made: Made) -> None:
+    for name in ("one", "two"):
+        for number in (1, 2):
+            made("bench", tmp_path, [made("comparison")], f"{name}{number}", machine={"host": name})
+    times = newest(step_times(load_records(tmp_path).benches))
+    assert sorted(time.machine for time in times) == ["one", "two"]
+
+
+def test_an_interval_over_no_change_is_said(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard]
+) -> None:
+    made("bench", tmp_path, [made("comparison", ratio=0.99)])
+    assert "the interval includes no change in 1 of 1" in card().reading[0]
+
+
+def test_a_missing_backend_reads_unavailable(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard]
+) -> None:
+    facts = {"level": "step", "model": "gru", "task": "lm"}
+    arm = facts | {"arm": "rmsnorm/composite", "status": "unavailable", "reason": "no compiler"}
+    made("bench", tmp_path, [], arms=[arm])
+    assert _saved(card()) == "unavailable"
+
+
+def test_time_to_target_is_a_median_over_seeds(card: Callable[..., Scorecard]) -> None:
+    # Losses fall below 2.4 at step 180; training seconds at step n of seed s are .05 n (1 + .02 s).
+    row = next(row for row in card().rows if row.arm.norm == "rmsnorm")
+    assert row.reaching is not None
+    assert row.reaching.steps == (180.0, 180.0, 180.0)
+    assert row.reaching.seconds == pytest.approx((9.18, 9.36, 9.54))
+    assert row.reaching.steps_text == "180"
+    assert row.reaching.seconds_text == "9.4 s"
+
+
+def test_an_unreached_target_is_infinite_and_counted(card: Callable[..., Scorecard]) -> None:
+    row = card(target={"gru/lm": 1.0}).rows[0]
+    assert row.reaching is not None
+    assert row.reaching.seconds == (math.inf,) * 3
+    assert row.reaching.seconds_text == "not reached (3 of 3)"
+
+
+def test_a_median_over_some_unreached_says_so(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard]
+) -> None:
+    made("run", tmp_path, "none", seed=1, val_loss=2.0)
+    made("run", tmp_path, "none", seed=2, val_loss=2.0)
+    made("run", tmp_path, "none", seed=3, status="diverged", val_loss=2.0)
+    row = next(row for row in card(norms=["layernorm", "none"]).rows if row.arm.norm == "none")
+    assert row.reaching is not None
+    assert row.reaching.steps_text == "180 (1 of 3 not reached)"
+
+
+def test_contended_or_mixed_times_are_not_quoted(
+    tmp_path: Path, made: Made, card: Callable[..., Scorecard]
+) -> None:
+    made("run", tmp_path, "none", seed=1, flags=["contended"])
+    made("run", tmp_path, "l2norm", seed=1, machine={"host": "one"})
+    made("run", tmp_path, "l2norm", seed=2, machine={"host": "two"})
+    rows = {row.arm.norm: row for row in card(norms=["layernorm", "none", "l2norm"]).rows}
+    assert rows["none"].unpaired_ms == "contended"
+    assert rows["l2norm"].unpaired_ms == "several machines"
+    assert rows["none"].reaching is not None
+    assert rows["none"].reaching.seconds_text == "contended"
+    assert rows["none"].reaching.steps_text == "180"
+
+
+def test_a_step_in_training_has_a_time_and_no_percentage(card: Callable[..., Scorecard]) -> None:
+    built = card()
+    assert built.baselines[0].unpaired_ms == "50 ms"
+    assert "%" not in built.rows[0].unpaired_ms
