@@ -47,7 +47,7 @@ class Figure:
 
 def safe(text: object) -> str:
     """Escape a record's text for plotly's labels."""
-    return html.escape(str(text), quote=True)
+    return html.escape(str(text), quote=False)  # plotly shows &quot; as it stands
 
 
 def colour(norm: str) -> str:

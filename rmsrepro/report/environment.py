@@ -12,6 +12,8 @@ from rmsrepro.report.records import Records, RunRecord, machine_name
 
 MOST_VALUES = 4
 """A fact with more values than this over the runs of a machine (a start time, an id) tells nothing."""
+LEFT_OUT = ("command", "started")
+"""Facts about a single run, not about where it ran."""
 LONGEST = 160
 """Characters shown of a value."""
 
@@ -55,7 +57,10 @@ def machines(records: Records) -> list[Machine]:
 def _facts(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
     values: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
-        for key, value in flatten(node).items():
+        for path, value in flatten(node).items():
+            key = path.removeprefix("packages.")
+            if key in LEFT_OUT:
+                continue
             text = ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
             if value not in (None, "", [], {}) and text not in values[key]:
                 values[key].append(text)

@@ -70,7 +70,7 @@ def _numbers(rows: list[Row], label: str, card: Scorecard) -> str:
     shown = parts[:4] + ([f"{len(parts) - 4} more"] if len(parts) > 4 else [])
     metric = formatting.metric_title(rows[0].metric)
     seeds = "" if any(row.pairs.n > 1 for row in rows) else ", one seed, no verdict"
-    return f"{label} minus {card.baseline}, {metric}: {formatting.join(shown)}{seeds}"
+    return f"{'No norm' if label == formatting.norm_title('none') else label} minus {card.baseline}, {metric}: {formatting.join(shown)}{seeds}"
 
 
 def _time(rows: list[Row]) -> str:
@@ -90,8 +90,13 @@ def _time(rows: list[Row]) -> str:
     notes = [f"{backends} backend"]
     spanning = sum(time.comparison.reduction_low <= 0 <= time.comparison.reduction_high for time in timed)
     if spanning:
-        notes.append(f"the interval includes no change in {spanning} of {len(timed)}")
+        notes.append(f"the interval includes no change{_some(spanning, len(timed))}")
     untrusted = sum(not time.comparison.trusted for time in timed)
     if untrusted:
-        notes.append(f"the timing is not trusted in {untrusted} of {len(timed)}")
+        notes.append(f"the bench does not trust its timing{_some(untrusted, len(timed))}")
     return f"a step took {span} time ({'; '.join(notes)})"
+
+
+def _some(number: int, total: int) -> str:
+    """` in 2 of 4`, or nothing when it is all of them."""
+    return "" if number == total else f" in {number} of {total}"
