@@ -59,18 +59,22 @@ def _quality(rows: list[Row], label: str, card: Scorecard) -> str:
 
 
 def _numbers(rows: list[Row], label: str, card: Scorecard) -> str:
-    """Without verdicts: the differences themselves."""
-    parts = [
-        f"{formatting.signed(row.difference.mean, row.decimals)} in {row.cell.label}"
-        for row in rows
-        if row.difference is not None
-    ]
-    if not parts:
+    """Without verdicts: the differences themselves, each named by its metric where they are of several."""
+    whole = [row for row in rows if row.difference is not None]
+    if not whole:
         return f"{label} has no finished pair with {card.baseline} yet"
-    shown = parts[:4] + ([f"{len(parts) - 4} more"] if len(parts) > 4 else [])
-    metric = formatting.metric_title(rows[0].metric)
+    metrics = list(dict.fromkeys(formatting.metric_title(row.metric) for row in whole))
+    parts = []
+    for row in whole[:4]:
+        change = formatting.signed(row.difference.mean if row.difference else None, row.decimals)
+        unit = f" {formatting.metric_title(row.metric)}" if len(metrics) > 1 else ""
+        parts.append(f"{change}{unit} in {row.cell.label}")
+    if len(whole) > 4:
+        parts.append(f"{len(whole) - 4} more")
+    subject = "No norm" if label == formatting.norm_title("none") else label
+    what = f", {metrics[0]}" if len(metrics) == 1 else ""
     seeds = "" if any(row.pairs.n > 1 for row in rows) else ", one seed, no verdict"
-    return f"{'No norm' if label == formatting.norm_title('none') else label} minus {card.baseline}, {metric}: {formatting.join(shown)}{seeds}"
+    return f"{subject} minus {card.baseline}{what}: {formatting.join(parts)}{seeds}"
 
 
 def _time(rows: list[Row]) -> str:

@@ -229,3 +229,37 @@ def test_no_verdict_without_a_study_or_when_it_gives_none(tmp_path: Path, made: 
 
 def test_the_margin_is_the_studys_alone(judge: Callable[..., Row]) -> None:
     assert judge([2.01, 2.05, 1.96], margin={}).verdict.text == "undecided (no margin)"
+
+
+def test_without_verdicts_the_reading_gives_the_numbers_with_their_metrics(
+    tmp_path: Path, made: Made
+) -> None:
+    for norm, extra in (("layernorm", 0.0), ("rmsnorm", 0.5)):
+        made("run", tmp_path, norm, val_loss=2.0 + extra / 10)
+        made("run", tmp_path, norm, task="translation", val_loss=1.0, metrics={"test_bleu": 20.0 + extra})
+    study = made(
+        "study",
+        norms=["layernorm", "rmsnorm"],
+        tasks=["lm", "translation"],
+        seeds=[1],
+        primary={"lm": "val_loss", "translation": "test_bleu"},
+        margin={},
+        verdict=False,
+    )
+    (sentence,) = _card(tmp_path, study).reading
+    assert sentence == (
+        "RMSNorm minus LayerNorm: +0.0500 validation loss in gru / lm and +0.50 test BLEU in gru / translation, "
+        "one seed, no verdict; the time of its step was not benchmarked."
+    )
+
+
+def test_with_verdicts_the_reading_counts_cells(
+    judge: Callable[..., Row], tmp_path: Path, made: Made
+) -> None:
+    judge([2.01, 2.05, 1.96])
+    (sentence,) = _card(tmp_path, made("study", norms=["layernorm", "rmsnorm"])).reading
+    assert sentence.startswith("In 1 of 1 cell RMSNorm trained equivalently to LayerNorm; ")
+    (sentence,) = _card(
+        tmp_path, made("study", norms=["layernorm", "rmsnorm"], tasks=["lm", "translation"])
+    ).reading
+    assert sentence.startswith("In 1 of 2 cells RMSNorm trained equivalently to LayerNorm (1 incomplete); ")
