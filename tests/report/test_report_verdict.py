@@ -231,9 +231,7 @@ def test_the_margin_is_the_studys_alone(judge: Callable[..., Row]) -> None:
     assert judge([2.01, 2.05, 1.96], margin={}).verdict.text == "undecided (no margin)"
 
 
-def test_without_verdicts_the_reading_gives_the_numbers_with_their_metrics(
-    tmp_path: Path, made: Made
-) -> None:
+def test_without_verdicts_the_reading_gives_numbers_and_metrics(tmp_path: Path, made: Made) -> None:
     for norm, extra in (("layernorm", 0.0), ("rmsnorm", 0.5)):
         made("run", tmp_path, norm, val_loss=2.0 + extra / 10)
         made("run", tmp_path, norm, task="translation", val_loss=1.0, metrics={"test_bleu": 20.0 + extra})
@@ -259,7 +257,6 @@ def test_with_verdicts_the_reading_counts_cells(
     judge([2.01, 2.05, 1.96])
     (sentence,) = _card(tmp_path, made("study", norms=["layernorm", "rmsnorm"])).reading
     assert sentence.startswith("In 1 of 1 cell RMSNorm trained equivalently to LayerNorm; ")
-    (sentence,) = _card(
-        tmp_path, made("study", norms=["layernorm", "rmsnorm"], tasks=["lm", "translation"])
-    ).reading
+    wider = made("study", norms=["layernorm", "rmsnorm"], tasks=["lm", "translation"])
+    (sentence,) = _card(tmp_path, wider).reading
     assert sentence.startswith("In 1 of 2 cells RMSNorm trained equivalently to LayerNorm (1 incomplete); ")
