@@ -246,8 +246,8 @@ def test_without_verdicts_the_reading_gives_numbers_and_metrics(tmp_path: Path, 
     )
     (sentence,) = _card(tmp_path, study).reading
     assert sentence == (
-        "RMSNorm minus LayerNorm: +0.0500 validation loss in gru / lm and +0.50 test BLEU in gru / translation, "
-        "one seed, no verdict; the time of its step was not benchmarked."
+        "RMSNorm minus LayerNorm: +0.0500 validation loss in gru / lm and +0.50 test BLEU in "
+        "gru / translation, one seed, no verdict; the time of its step was not benchmarked."
     )
 
 
