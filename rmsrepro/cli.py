@@ -105,6 +105,8 @@ The norms with their parameters, defaults and backends.""",
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"] and arguments[1:]:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP.get(arguments[1], OVERVIEW) if len(arguments) > 1 else OVERVIEW)
         return 0

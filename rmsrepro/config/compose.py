@@ -6,14 +6,13 @@ parameters are handed in (`register_schemas`), so that this package imports no n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import MISSING, Field, field, fields, make_dataclass
+from dataclasses import MISSING, field, fields, make_dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -24,8 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rmsrepro.config import schema
 from rmsrepro.config.bench import BenchJobConfig
 from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.explain import explain
 from rmsrepro.config.overrides import Override, unknown_choice, unquote
-from rmsrepro.config.paths import group_choices, packaged_conf_dir, user_conf_dir
+from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, user_conf_dir
 
 GROUPS = ("norm", "model", "task", "data", "optim", "trainer", "tracker", "experiment", "debug", "bench")
 
@@ -62,18 +62,24 @@ def register_schemas(norms: Mapping[str, type]) -> None:
     for params in norms.values():
         resolved = get_type_hints(params)
         for item in fields(params):
-            hint = resolved[item.name]
-            if item.name in hints and hints[item.name] != hint | None:
-                hints[item.name] = Any
-            else:
-                hints[item.name] = hint | None if hint is not Any else Any
-    members: list[tuple[str, Any, Field[Any]]] = [("name", str, field(default="???"))]
+            hint = _optional(resolved[item.name])
+            hints[item.name] = hint if hints.get(item.name, hint) == hint else Any
+    members: list[tuple[str, Any, Any]] = [("name", str, field(default="???"))]
     members += [(name, hint, field(default=None)) for name, hint in sorted(hints.items())]
     store.store(group="schema", name="norm", node=make_dataclass("NormConfig", members))
     files = set(group_choices("norm"))
     for name in norms:
         if name not in files:
             store.store(group="norm", name=name, node={"name": name})
+
+
+def _optional(hint: Any) -> Any:
+    """Return `hint | None` where OmegaConf can check it, else Any: the norm itself checks its parameters."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    simple = len(kinds) == 1 and isinstance(kinds[0], type)
+    if simple and (kinds[0] in (bool, int, float, str) or issubclass(kinds[0], Enum)):
+        return kinds[0] | None
+    return Any
 
 
 class Composer(AbstractContextManager["Composer"]):
@@ -88,13 +94,13 @@ class Composer(AbstractContextManager["Composer"]):
         GlobalHydra.instance().clear()
         register_schemas(self._norms)
         self._hydra = initialize_config_dir(str(packaged_conf_dir()), version_base="1.3")
-        self._hydra.__enter__()  # type: ignore[no-untyped-call]
+        self._hydra.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hydra.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._hydra.__exit__(kind, error, trace)
 
     def raw(self, overrides: Sequence[Override]) -> DictConfig:
         """Compose the DictConfig of one job.
@@ -115,9 +121,12 @@ class Composer(AbstractContextManager["Composer"]):
     def files(self, overrides: Sequence[Override]) -> dict[str, str]:
         """Return where each top-level node of the composed config comes from (for `show=true`)."""
         chosen = {item.key: unquote(item.value) for item in overrides if item.key in GROUPS}
-        config = compose(self._config_name, overrides=self._texts([o.text for o in overrides]), return_hydra_config=True)
+        config = compose(
+            self._config_name, overrides=self._texts([o.text for o in overrides]), return_hydra_config=True
+        )
         choices = dict(config.hydra.runtime.choices) | chosen
-        folders = [folder for folder in (user_conf_dir(), packaged_conf_dir()) if folder]
+        # The order of Hydra's search path.
+        folders = [folder for folder in (packaged_conf_dir(), user_conf_dir()) if folder]
         found: dict[str, str] = {}
         for group in GROUPS:
             name = choices.get(group)
@@ -136,12 +145,18 @@ class Composer(AbstractContextManager["Composer"]):
         try:
             return compose(self._config_name, overrides=self._texts(texts))
         except Exception as error:
-            raise UserError(_explain(error)) from error
+            raise UserError(explain(error)) from error
 
     def _base(self, groups: Sequence[Override]) -> DictConfig:
         key = tuple(item.text for item in groups)
         if key not in self._bases:
-            self._bases[key] = self._compose(key)
+            try:
+                self._bases[key] = self._compose(key)
+            except UserError as error:
+                # No single value was given yet: what is wrong stands in a file of the user.
+                files = [_display(file) for item in groups for file in _own_files(item)]
+                where = f" (in {' or '.join(files)})" if files else ""
+                raise UserError(f"{error}{where}") from error
         return self._bases[key]
 
     def _check_choice(self, item: Override) -> None:
@@ -149,7 +164,7 @@ class Composer(AbstractContextManager["Composer"]):
         choices = group_choices(item.key)
         if item.key == "norm":
             choices = sorted({*choices, *self._norms})
-        if value in ("null", "None") and item.key in ("experiment", "debug"):
+        if value == "null" and item.key in ("experiment", "debug"):
             return
         if value not in choices:
             raise UserError(unknown_choice(item.key, value, choices))
@@ -165,13 +180,30 @@ class Composer(AbstractContextManager["Composer"]):
             raise UserError(
                 f"{item.text}: {item.key} is a group of keys, not a value; set one of: {', '.join(parents)}"
             )
-        hint = nearest(item.key, known) or nearest(item.key.rsplit(".", 1)[-1], [k.rsplit(".", 1)[-1] for k in known])
-        head = item.key.rsplit(".", 1)[0]
-        siblings = [name for name in known if "." in item.key and name.rsplit(".", 1)[0] == head]
-        chosen = base.get(item.key.split(".")[0])
-        what = f" with {item.key.split('.')[0]}={chosen.name}" if isinstance(chosen, DictConfig) and chosen.get("name") else ""
-        listing = f" (keys there: {', '.join(siblings)})" if siblings else " (rmsrepro train show=true lists all keys)"
-        raise UserError(f"{item.text}: there is no key {item.key}{what}{hint}{listing}")
+        raise UserError(f"{item.text}: there is no key {item.key}{_directions(item.key, base, known)}")
+
+
+def _directions(key: str, base: DictConfig, known: Sequence[str]) -> str:
+    """Say what the nearest keys to an unknown one are, and which there are beside it."""
+    head, _, leaf = key.rpartition(".")
+    group = key.split(".")[0]
+    if group == "bench" and "bench" not in base:
+        return ": how to time is a matter of rmsrepro bench"
+    leaves = [name.rpartition(".")[2] for name in known]
+    if head:
+        hint = nearest(key, known) or nearest(leaf, leaves)
+    else:
+        # A single word: a misspelt group first, then a key whose group was left out.
+        full = [name for name in known if name.rpartition(".")[2] == leaf]
+        hint = nearest(key, [*GROUPS, *(name for name in known if "." not in name)])
+        hint = f"; did you mean {', '.join(full)}?" if full else hint or nearest(leaf, leaves)
+    siblings = [name for name in known if head and name.rpartition(".")[0] == head]
+    if not siblings:
+        return f"{hint} (rmsrepro train show=true lists all keys)"
+    chosen = base.get(group)
+    name = chosen.get("name") if isinstance(chosen, DictConfig) else None
+    what = f" with {group}={name.value if isinstance(name, Enum) else name}" if name else ""
+    return f"{what}{hint} (keys there: {', '.join(siblings)})"
 
 
 def to_train_config(config: DictConfig, experiment: str | None = None) -> schema.TrainConfig:
@@ -180,13 +212,13 @@ def to_train_config(config: DictConfig, experiment: str | None = None) -> schema
     Raises:
         UserError: a required value is missing.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"a value is missing: {', '.join(missing)}; give it as {missing[0]}=VALUE")
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise UserError(f"a value is missing: {', '.join(missing)}; give it as {missing[0]}=VALUE")
         result = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise UserError(_explain(error)) from error
+        raise UserError(explain(error)) from error
     assert isinstance(result, schema.TrainConfig)
     norm = result.norm
     result.norm = {
@@ -221,7 +253,8 @@ def from_plain(data: Mapping[str, Any]) -> schema.TrainConfig:
     Raises:
         UserError: the data names a model, task or data source that does not exist.
     """
-    return _build(schema.TrainConfig, {**data, "norm": dict(data.get("norm", {}))})  # type: ignore[no-any-return]
+    config: schema.TrainConfig = _build(schema.TrainConfig, {**data, "norm": dict(data.get("norm", {}))})
+    return config
 
 
 def _build(kind: type, data: Mapping[str, Any]) -> Any:
@@ -253,8 +286,8 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     names: list[str] = []
-    for key in config:
-        node = config._get_node(str(key))
+    for key in map(str, config):
+        node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             names += _keys(node, f"{prefix}{key}.")
         else:
@@ -269,22 +302,6 @@ def _display(path: Path) -> str:
         return f"{path.parent.parent.name}/{path.parent.name}/{path.name} (built in)"
 
 
-def _explain(error: BaseException) -> str:
-    """Turn a Hydra or OmegaConf error into one line: the key's path, what was given, what is expected."""
-    chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in chain:
-        chain.append(current)
-        current = current.__cause__ or current.__context__
-    for item in chain:
-        if isinstance(item, OmegaConfBaseException):
-            key = getattr(item, "full_key", None) or ""
-            text = str(item.msg if getattr(item, "msg", None) else item).strip().splitlines()[0]
-            choices = re.search(r"valid options are: \[(.*)\]|expected one of \[(.*)\]", text)
-            value = re.search(r"[Vv]alue '([^']*)'", text)
-            if choices and value:
-                names = [name.strip() for name in (choices[1] or choices[2]).split(",")]
-                return f"{key}={value[1]}: not a valid value{nearest(value[1], names)} (one of: {', '.join(names)})"
-            return f"{key}: {text}" if key else text
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _own_files(item: Override) -> list[Path]:
+    """Return the user's file that a choice of a group reads, if it is one of theirs."""
+    return [file for file in own_files(item.key) if file.stem == unquote(item.value)]

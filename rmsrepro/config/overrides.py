@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from rmsrepro.config.errors import UserError, nearest
 
-RAW_KEYS = re.compile(r"^(?:data\.(?:path|cache_dir|train|val|test|(?:train|val|test)_(?:src|tgt))|ckpt|out_dir|.*\.path)$")
+RAW_KEYS = re.compile(
+    r"^(?:data\.(?:path|cache_dir|train|val|test|(?:train|val|test)_(?:src|tgt))|ckpt|out_dir|.*\.path)$"
+)
 """Keys whose value is a path: taken as typed, with its spaces, commas, brackets and tildes."""
 
 _KEY = re.compile(r"^[A-Za-z_][\w]*(?:[./][A-Za-z_][\w]*)*(?:@[\w.]+)?$")
@@ -57,9 +59,16 @@ def split_override(text: str) -> Override:
     if not _KEY.match(key):
         raise UserError(f"{text!r}: {key!r} is not a key; keys are words joined by dots, as in norm.eps=1e-6")
     if RAW_KEYS.match(key):
-        plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+        plain = as_typed(value)
         value = "null" if plain in ("null", "None") else quoted(plain)
     return Override(key, value)
+
+
+def as_typed(value: str) -> str:
+    """Return a raw value without the pair of quotes that a user of Hydra may have put round it."""
+    quote = value[:1]
+    wrapped = len(value) > 1 and quote in "'\"" and value[-1] == quote and quote not in value[1:-1]
+    return value[1:-1] if wrapped else value
 
 
 def take(overrides: Iterable[Override], key: str) -> tuple[str | None, list[Override]]:
@@ -73,13 +82,29 @@ def unquote(value: str) -> str:
     """Return the string that a quoted or bare override value stands for."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_override(f"x={value}").value()
-    return str(getattr(parsed, "text", parsed)).replace("\\${", "${")
+    try:
+        parsed = OverridesParser.create().parse_override(f"x={value}").value()
+    except Exception:
+        return value  # text outside of the grammar stands for itself
+    if parsed is None:
+        return "null"
+    # OmegaConf's rule: of 2 k + 1 backslashes in front of an interpolation k stay, and it is none.
+    text = str(getattr(parsed, "text", parsed))
+    return re.sub(r"(\\+)(?=\$\{)", lambda m: m[1][: len(m[1]) // 2] if len(m[1]) % 2 else m[1], text)
 
 
 def truth(key: str, value: str) -> bool:
     """Read a flag such as `dry_run=true`."""
-    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    known = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
     if value.lower() not in known:
         raise UserError(f"{key}={value}: expected true or false")
     return known[value.lower()]
@@ -127,7 +152,8 @@ def check_single(overrides: Iterable[Override]) -> None:
             raise UserError(unreadable(item, error)) from None
         if parsed.is_sweep_override():
             raise UserError(
-                f"{item.text}: train makes one run; for several values use rmsrepro sweep with the same overrides"
+                f"{item.text}: train makes one run; "
+                "for several values use rmsrepro sweep with the same overrides"
             )
 
 
@@ -135,13 +161,14 @@ def unreadable(item: Override, error: Exception) -> str:
     """Explain a value that the override grammar cannot read."""
     return (
         f"{item.text}: cannot read the value ({_first_line(error)}); put it in quotes if it holds "
-        f"spaces, brackets or commas: \"{item.key}='...'\""
+        f"brackets, quotes, commas, '=' or letters with accents: \"{item.key}='...'\""
     )
 
 
 def unknown_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """The message for a group value that does not exist."""
-    return f"{group}={name}: there is no such {group}{nearest(name, choices)} ({group} is one of: {', '.join(choices)})"
+    hint = nearest(name, choices)
+    return f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
 
 
 def _first_line(error: Exception) -> str:

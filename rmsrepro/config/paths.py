@@ -30,3 +30,22 @@ def group_choices(group: str, cwd: Path | None = None) -> list[str]:
     folders = [packaged_conf_dir(), user_conf_dir(cwd)]
     names = {file.stem for folder in folders if folder for file in (folder / group).glob("*.yaml")}
     return sorted(names)
+
+
+def own_files(group: str) -> list[Path]:
+    """Return the user's own YAML files of a group."""
+    own = user_conf_dir()
+    return sorted((own / group).glob("*.yaml")) if own else []
+
+
+def shadowed_files() -> list[str]:
+    """Return a note for each file of the user that has the name of a built-in one, which is read instead."""
+    built_in = packaged_conf_dir()
+    return [
+        f"conf/{group}/{file.name} is not read: the built-in {group}={file.stem} goes first; rename yours"
+        for group in sorted(
+            folder.name for folder in built_in.iterdir() if folder.is_dir() and folder.name != "study"
+        )
+        for file in own_files(group)
+        if (built_in / group / file.name).is_file()
+    ]

@@ -32,5 +32,7 @@ def load_plugins(names: Iterable[str]) -> None:
                 f"plugins=[{name}]: no module named {error.name!r}; modules of the current directory "
                 f"({Path.cwd().name}/) and installed ones can be named, without .py"
             ) from error
-        except Exception as error:
-            raise UserError(f"plugins=[{name}]: importing it failed: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise UserError(
+                f"plugins=[{name}]: importing it failed: {type(error).__name__}: {error}"
+            ) from error

@@ -86,7 +86,12 @@ def _check_model(config: TrainConfig) -> list[str]:
                 f"model.d_model={d_model}: not divisible by model.num_heads={num_heads}; "
                 f"the nearest width that is: {near}"
             )
-        elif d_model > 0 and num_heads > 0 and model.positions is Positions.rotary and (d_model // num_heads) % 2:
+        elif (
+            d_model > 0
+            and num_heads > 0
+            and model.positions is Positions.rotary
+            and (d_model // num_heads) % 2
+        ):
             problems.append(
                 f"model.positions=rotary needs an even width of a head, but model.d_model / model.num_heads "
                 f"= {d_model // num_heads}"
@@ -95,15 +100,19 @@ def _check_model(config: TrainConfig) -> list[str]:
         problems += _positive(model, "model", "d_embed")
         if config.placement not in (Placement.pre, Placement.none):
             problems.append(
-                f"placement={config.placement.value}: a GRU has no placement; choose where it is normalised with "
-                f"sites=[{','.join(site.value for site in Site)}]"
+                f"placement={config.placement.value}: a GRU has no placement; choose where it is normalised "
+                f"with sites=[{','.join(site.value for site in Site)}]"
             )
         if model.builtin and (config.norm["name"] != "none" or config.task.name != "lm"):
             problems.append("model.builtin=true: torch's own GRU has no norm; it needs norm=none and task=lm")
         if config.task.name == "translation" and (model.num_layers or 1) != 1:
-            problems.append(f"model.num_layers={model.num_layers}: RNNSearch (model=gru task=translation) has one layer")
+            problems.append(
+                f"model.num_layers={model.num_layers}: RNNSearch (model=gru task=translation) has one layer"
+            )
         if not config.sites and config.norm["name"] != "none":
-            problems.append(f"sites=[]: nothing is left for norm={config.norm['name']} to do; write norm=none")
+            problems.append(
+                f"sites=[]: nothing is left for norm={config.norm['name']} to do; write norm=none"
+            )
     return problems
 
 
@@ -111,7 +120,11 @@ def _check_task(config: TrainConfig) -> list[str]:
     task, problems = config.task, []
     parallel = isinstance(config.data, TranslationDataConfig)
     if parallel != isinstance(task, TranslationConfig):
-        fit = "cldr, multi30k, wmt14, parallel_files" if not parallel else "pydoc, tinyshakespeare, wikitext, text_files"
+        fit = (
+            "cldr, multi30k, wmt14, parallel_files"
+            if not parallel
+            else "pydoc, tinyshakespeare, wikitext, text_files"
+        )
         problems.append(f"data={config.data.name} does not fit task={task.name}; data of this task: {fit}")
     if isinstance(task, TranslationConfig):
         problems += _positive(task, "task", "beam_size", "max_decode_len", "score_sentences")
@@ -123,10 +136,9 @@ def _check_task(config: TrainConfig) -> list[str]:
 
 
 def _check_data(data: DataConfig) -> list[str]:
-    problems = _positive(
-        data, "data", "max_len", "batch_tokens", "vocab_size", "batch_sentences", "num_train", "num_val", "num_test",
-        "max_train_pairs",
-    )  # fmt: skip
+    sizes = ("max_len", "batch_tokens", "vocab_size", "batch_sentences")
+    counts = ("num_train", "num_val", "num_test", "max_train_pairs")
+    problems = _positive(data, "data", *sizes, *counts)
     shortest = 3 if isinstance(data, TranslationDataConfig) else 2
     if 0 < data.max_len < shortest:
         problems.append(f"data.max_len={data.max_len}: expected at least {shortest}")
@@ -143,7 +155,9 @@ def _check_optim(optim: OptimConfig) -> list[str]:
     if not (math.isfinite(optim.lr) and optim.lr >= 0):
         problems.append(f"optim.lr={optim.lr}: expected a finite number, zero or more")
     if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
-        problems.append(f"optim.betas={optim.betas}: expected two numbers in [0, 1), as in optim.betas=[0.9,0.98]")
+        problems.append(
+            f"optim.betas={optim.betas}: expected two numbers in [0, 1), as in optim.betas=[0.9,0.98]"
+        )
     if not (math.isfinite(optim.eps) and optim.eps > 0):
         problems.append(f"optim.eps={optim.eps}: expected a positive number")
     if not (math.isfinite(optim.weight_decay) and optim.weight_decay >= 0):
@@ -153,18 +167,19 @@ def _check_optim(optim: OptimConfig) -> list[str]:
     if not 0 <= optim.final_lr_fraction <= 1:
         problems.append(f"optim.final_lr_fraction={optim.final_lr_fraction}: expected a value in [0, 1]")
     if optim.clip_norm is not None and not optim.clip_norm > 0:
-        problems.append(f"optim.clip_norm={optim.clip_norm}: expected a positive number, or null for no clipping")
+        problems.append(
+            f"optim.clip_norm={optim.clip_norm}: expected a positive number, or null for no clipping"
+        )
     return problems
 
 
 def _check_trainer(trainer: TrainerConfig) -> list[str]:
-    problems = _positive(
-        trainer, "trainer", "max_steps", "accumulate", "val_every", "log_every", "checkpoint_every", "num_threads", "devices"
-    )
+    intervals = ("val_every", "log_every", "checkpoint_every")
+    problems = _positive(trainer, "trainer", "max_steps", "accumulate", *intervals, "num_threads", "devices")
     if trainer.accelerator not in ACCELERATORS:
         problems.append(
-            f"trainer.accelerator={trainer.accelerator}: not known{nearest(trainer.accelerator, ACCELERATORS)} "
-            f"(one of: {', '.join(ACCELERATORS)})"
+            f"trainer.accelerator={trainer.accelerator}: not known"
+            f"{nearest(trainer.accelerator, ACCELERATORS)} (one of: {', '.join(ACCELERATORS)})"
         )
     if not trainer.divergence_factor > 1:
         problems.append(f"trainer.divergence_factor={trainer.divergence_factor}: expected a number above 1")

@@ -42,6 +42,12 @@ def check_norm(config: TrainConfig) -> None:
         spec.build(max(1, config.model.d_model or 1))
     except (ValueError, TypeError) as error:
         raise UserError(f"norm={spec.name}: {error}") from error
+    except Exception as error:  # a user's class may raise anything, and a width may be beyond the memory
+        reason = str(error).strip().splitlines()
+        raise UserError(
+            f"norm={spec.name}: it cannot be built at width {config.model.d_model} "
+            f"({type(error).__name__}: {reason[0] if reason else 'no message'})"
+        ) from error
 
 
 def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) -> Identity:

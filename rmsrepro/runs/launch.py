@@ -22,9 +22,8 @@ LAUNCHERS = ("basic", "joblib")
 def check_launcher(name: str) -> None:
     """Raise UserError for a launcher that does not exist."""
     if name not in LAUNCHERS:
-        raise UserError(
-            f"launcher={name}: there is no such launcher{nearest(name, LAUNCHERS)} (one of: {', '.join(LAUNCHERS)})"
-        )
+        hint = nearest(name, LAUNCHERS)
+        raise UserError(f"launcher={name}: there is no such launcher{hint} (one of: {', '.join(LAUNCHERS)})")
 
 
 def launch(

@@ -146,15 +146,23 @@ def check_norm_parameters(configs: Sequence[TrainConfig]) -> None:
         if key not in used:
             norms = list(dict.fromkeys(config.norm["name"] for config in configs))
             have = sorted({name for norm in norms for name in norm_parameters(norm)})
+            has, they = ("has", "it has") if len(norms) == 1 else ("have", "they have")
             raise UserError(
-                f"norm.{key}={given[key]}: {' and '.join(norms)} {'has' if len(norms) == 1 else 'have'} no parameter "
-                f"{key}{nearest(key, have)} ({'they have' if len(norms) > 1 else 'it has'}: {', '.join(have) or 'none'})"
+                f"norm.{key}={given[key]}: {' and '.join(norms)} {has} no parameter {key}"
+                f"{nearest(key, have)} ({they}: {', '.join(have) or 'none'})"
             )
 
 
 def norm_parameters(name: str) -> list[str]:
-    """Return the names of a norm's parameters."""
-    return [item.name for item in dataclasses.fields(norm_info(name).params_class)]
+    """Return the names of a norm's parameters.
+
+    Raises:
+        UserError: no such norm (a file of the `norm` group may name any).
+    """
+    try:
+        return [item.name for item in dataclasses.fields(norm_info(name).params_class)]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"norm.name={name}: {error}") from error
 
 
 def chosen_experiment(overrides: Sequence[Override]) -> str | None:
@@ -224,6 +232,10 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     sweep_dir = runs_dir(out_dir)
     sweep_dir.mkdir(parents=True, exist_ok=True)
     launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
+
+    def run(part: list[list[str]]) -> list[Any]:
+        return launch(run_job, part, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir)
+
     with Monitor(
         console, [(job.run_id, job.text) for job in todo], sweep_dir, skipped=len(plan.jobs) - len(todo)
     ):
@@ -232,30 +244,22 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
             results: list[Any] = []
             size = n_jobs if launcher == "joblib" else 1
             for first in range(0, len(texts), size):
-                results += _interruptible(
-                    lambda part=texts[first : first + size]: launch(
-                        run_job, part, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir
-                    )
-                )
+                results += _interruptible(run, texts[first : first + size])
                 if any(result["status"] == "failed" for result in results):
                     break
         else:
-            results = _interruptible(
-                lambda: launch(
-                    run_job, texts, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir
-                )
-            )
+            results = _interruptible(run, texts)
     for job, result in zip(todo, results, strict=False):
         job.status, job.error, job.seconds = result["status"], result["error"], result["seconds"]
     return plan.jobs
 
 
-def _interruptible(action: Callable[[], list[Any]]) -> list[Any]:
-    """Run `action`; a signal to this process ends its workers, which save their runs first."""
+def _interruptible(run: Callable[[list[list[str]]], list[Any]], jobs: list[list[str]]) -> list[Any]:
+    """Run the jobs; a signal to this process ends its workers, which save their runs first."""
     os.environ[_PARENT] = str(os.getpid())
     with handling_signals():
         try:
-            return action()
+            return run(jobs)
         except Interrupted:
             _stop_workers()
             raise

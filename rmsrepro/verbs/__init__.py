@@ -7,4 +7,15 @@ from rmsrepro.verbs.timing import bench
 from rmsrepro.verbs.training import status, sweep, train
 from rmsrepro.verbs.using import evaluate, sample, translate
 
-__all__ = ["bench", "evaluate", "norms", "report", "reproduce", "sample", "status", "sweep", "train", "translate"]
+__all__ = [
+    "bench",
+    "evaluate",
+    "norms",
+    "report",
+    "reproduce",
+    "sample",
+    "status",
+    "sweep",
+    "train",
+    "translate",
+]

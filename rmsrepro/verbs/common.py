@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from rmsrepro.config.compose import Composer
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, expand, take, unquote
+from rmsrepro.config.overrides import RAW_KEYS, Override, as_typed, expand, take, unquote
+from rmsrepro.config.paths import own_files, shadowed_files
 from rmsrepro.config.plugins import import_from_here, load_plugins
 
 T = TypeVar("T")
@@ -35,21 +38,26 @@ def take_options(kind: type[T], overrides: Sequence[Override]) -> tuple[T, list[
     Raises:
         UserError: a value of the wrong type.
     """
-    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    hints = get_type_hints(kind)
     node = OmegaConf.structured(kind)
     rest = []
     for item in overrides:
-        if item.key not in names:
+        if item.key not in hints:
             rest.append(item)
             continue
-        value = _value(item)
+        optional = type(None) in get_args(hints[item.key])
         try:
-            node[item.key] = value
+            node[item.key] = _value(item, text=hints[item.key] in (str, str | None), optional=optional)
         except OmegaConfBaseException as error:
-            hint = next(field.type for field in fields(kind) if field.name == item.key)  # type: ignore[arg-type]
-            raise UserError(f"{item.text}: expected {hint}") from error
+            expected = next(
+                (words for kind_, words in _KINDS if hints[item.key] in (kind_, kind_ | None)), "text"
+            )
+            raise UserError(f"{item.text}: expected {expected}") from error
     result: T = OmegaConf.to_object(node)  # type: ignore[assignment]
     return result, rest
+
+
+_KINDS = ((bool, "true or false"), (int, "a whole number"), (float, "a number"))
 
 
 def only_options(kind: type[T], overrides: Sequence[Override], verb: str) -> T:
@@ -62,18 +70,21 @@ def only_options(kind: type[T], overrides: Sequence[Override], verb: str) -> T:
     if rest:
         names = [item.name for item in fields(kind)]  # type: ignore[arg-type]
         key = rest[0].key
-        raise UserError(f"{rest[0].text}: {verb} has no option {key}{nearest(key, names)} (it has: {', '.join(names)})")
+        raise UserError(
+            f"{rest[0].text}: {verb} has no option {key}{nearest(key, names)} (it has: {', '.join(names)})"
+        )
     return options
 
 
-def _value(item: Override) -> Any:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    try:
-        value = OverridesParser.create().parse_override(f"x={item.value}").value()
-    except Exception:
-        return item.value  # text that is no literal of the grammar, such as a prompt
-    return getattr(value, "text", value) if not isinstance(value, list | dict) else value
+def _value(item: Override, *, text: bool, optional: bool) -> Any:
+    """Read an option's value; text is taken as typed, commas, brackets and all."""
+    if optional and item.value in ("null", "None", ""):
+        return None
+    if not text:
+        return unquote(item.value)
+    typed = unquote(item.value) if RAW_KEYS.match(item.key) else as_typed(item.value)
+    # A prompt may hold what OmegaConf would take for an interpolation.
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", typed)
 
 
 def open_plugins(overrides: Sequence[Override]) -> None:
@@ -85,9 +96,19 @@ def open_plugins(overrides: Sequence[Override]) -> None:
     import_from_here()
     value, _ = take(overrides, "plugins")
     if value is not None:
-        parsed = _value(Override("plugins", value))
-        names = parsed if isinstance(parsed, list) else [parsed]
-        load_plugins(str(getattr(name, "text", name)) for name in names)
+        load_plugins(_module_names(value))
+
+
+def _module_names(value: str) -> list[str]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    try:
+        parsed = OverridesParser.create().parse_override(f"plugins={value}").value()
+    except Exception:
+        parsed = None
+    if not isinstance(parsed, list):
+        raise UserError(f"plugins={value}: expected a list of modules, as in plugins=[mynorms]")
+    return [str(getattr(name, "text", name)) for name in parsed]
 
 
 def known_norms(overrides: Sequence[Override]) -> Mapping[str, type]:
@@ -99,21 +120,44 @@ def known_norms(overrides: Sequence[Override]) -> Mapping[str, type]:
     from rmsrepro.norms import list_norms, norm_info
 
     found = {name: norm_info(name).params_class for name in list_norms()}
-    for job in expand([item for item in overrides if item.key == "norm"]):
-        for item in job:
-            name = unquote(item.value)
-            if ":" in name:
-                try:
-                    found[name] = norm_info(name).params_class
-                except (ValueError, TypeError, ImportError) as error:
-                    raise UserError(f"norm={name}: {error}") from error
+    chosen = {
+        unquote(item.value)
+        for job in expand([item for item in overrides if item.key == "norm"])
+        for item in job
+    }
+    for name in (name for name in chosen if ":" in name):
+        found[name] = _imported(name, f"norm={name}")
+    for file in own_files("norm"):
+        # A file of the user may name an import string; the parameters beside it must be known too.
+        name = _norm_name(file)
+        if ":" in name and (file.stem in chosen or "experiment" in {item.key for item in overrides}):
+            found[name] = _imported(name, f"{file.name}: name: {name}")
     return found
+
+
+def _imported(name: str, where: str) -> type:
+    from rmsrepro.norms import norm_info
+
+    try:
+        return norm_info(name).params_class
+    except Exception as error:  # importing a user's module runs whatever stands in it
+        raise UserError(f"{where}: {error}") from error
+
+
+def _norm_name(file: Path) -> str:
+    try:
+        content = OmegaConf.load(file)
+    except Exception:
+        return ""  # composing says what is wrong with it, if it is chosen
+    return str(content.get("name", "")) if isinstance(content, DictConfig) else ""
 
 
 @contextlib.contextmanager
 def composer(overrides: Sequence[Override], config_name: str = "train") -> Iterator[Composer]:
     """Load plug-ins, register all norms, and open Hydra."""
     open_plugins(overrides)
+    for note in shadowed_files():
+        say(f"note: {note}", stderr=True)
     with Composer(known_norms(overrides), config_name) as opened:
         yield opened
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, split_override, take, unquote
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.verbs.common import console, label_study, known_norms, only_options, open_plugins, say
+from rmsrepro.verbs.common import console, known_norms, label_study, only_options, open_plugins, say
 
 
 @dataclass
@@ -31,7 +31,9 @@ def report(overrides: list[Override]) -> int:
     study = load_study(options.study) if options.study else None
     folder = Path(options.out_dir).expanduser()
     if not folder.is_dir():
-        raise UserError(f"out_dir={options.out_dir}: there is no such folder; train something first, or name another")
+        raise UserError(
+            f"out_dir={options.out_dir}: there is no such folder; train something first, or name another"
+        )
     if not options.every_s > 0:
         raise UserError(f"every_s={options.every_s}: expected seconds above zero")
     if options.watch:
@@ -101,7 +103,7 @@ def norms(overrides: list[Override]) -> int:
     """List the norms: parameters with their defaults, backends, equation in words."""
     from rmsrepro.norms import norm_info
 
-    plugins, rest = take(overrides, "plugins")
+    _, rest = take(overrides, "plugins")
     chosen, rest = take(rest, "norm")
     if rest:
         raise UserError(f"{rest[0].text}: norms takes plugins=[module,...] and norm=NAME only")

@@ -15,7 +15,17 @@ from rmsrepro.config.paths import group_choices, packaged_conf_dir, user_conf_di
 from rmsrepro.config.study import StudyConfig, cell_name
 from rmsrepro.paper.studies import check_study
 
-HARMLESS = ("out_dir", "tracker", "tracker.", "trainer.progress", "trainer.num_threads", "plugins", "rerun", "data.path", "data.cache_dir")
+HARMLESS = (
+    "out_dir",
+    "tracker",
+    "tracker.",
+    "trainer.progress",
+    "trainer.num_threads",
+    "plugins",
+    "rerun",
+    "data.path",
+    "data.cache_dir",
+)
 """Overrides that change no figure of a study, so that it is still that study."""
 
 

@@ -15,7 +15,11 @@ from rmsrepro.verbs.common import composer, console, label_study, say
 
 def bench(overrides: list[Override]) -> int:
     """Time norms against LayerNorm and print the comparisons."""
-    result = run_bench_overrides(label_study(overrides))
+    try:
+        result = run_bench_overrides(label_study(overrides))
+    except BenchFailed as error:
+        say(f"failed: {error}", stderr=True)
+        return 1
     console().print(comparison_table(result.result))
     for arm in result.result["arms"]:
         if arm.get("status", "ok") not in ("ok", "measured"):
@@ -43,7 +47,10 @@ def run_bench_overrides(overrides: Sequence[Override], *, reuse: bool = False, c
     for job in expand(rest):
         for item in job:
             if any(other.key == item.key and other.value != item.value for other in rest):
-                raise UserError(f"{item.key}: bench times one setting at a time; only norm and backend take several values")
+                raise UserError(
+                    f"{item.key}: bench times one setting at a time; "
+                    "only norm and backend take several values"
+                )
     with composer([Override("norm", ",".join(norm_names)), *rest], "bench") as opened:
         configs = []
         for name in norm_names:
@@ -62,7 +69,9 @@ def run_bench_overrides(overrides: Sequence[Override], *, reuse: bool = False, c
         first = next((config for config in configs if config.norm["name"] != "none"), configs[0])
         base = resolve(first)
     assert isinstance(base, BenchJobConfig)
-    settings = replace(base.bench, norms=norm_names, backends=backends, cells=cells, reuse=reuse or base.bench.reuse)
+    settings = replace(
+        base.bench, norms=norm_names, backends=backends, cells=cells, reuse=reuse or base.bench.reuse
+    )
     screen = console(stderr=True)
     try:
         if screen.is_terminal:

@@ -23,15 +23,17 @@ def train(overrides: list[Override]) -> int:
     from rmsrepro.runs.train import train as train_run
 
     show, overrides = take(overrides, "show")
+    check_single(overrides)
     overrides = label_study(overrides)
-    check_single([item for item in overrides if item.key != "plugins"])
     with composer(overrides) as opened:
         config = to_train_config(opened.raw(overrides), chosen_experiment(overrides))
         check_norm_parameters([config])
         resolved = resolve(config)
         if show is not None and truth("show", show):
+            from rmsrepro.runs.identity import check_norm
             from rmsrepro.verbs.showing import show_config
 
+            check_norm(resolved)
             show_config(resolved, opened.files(overrides))
             return 0
     result = train_run(resolved, console=console())
@@ -46,7 +48,9 @@ def _tell_result(
     status: str, path: Path, metrics: dict[str, object], error: str | None, seconds: float
 ) -> None:
     shown = ("val_loss", "val_bits_per_byte", "val_bleu", "test_loss", "test_bleu", "test_chrf")
-    figures = "  ".join(f"{name} {metrics[name]:.4g}" for name in shown if isinstance(metrics.get(name), float))
+    figures = "  ".join(
+        f"{name} {metrics[name]:.4g}" for name in shown if isinstance(metrics.get(name), float)
+    )
     say(f"{status} in {seconds:.1f} s  {figures}")
     if error:
         say(f"  {error}")
@@ -75,9 +79,8 @@ def sweep(overrides: list[Override]) -> int:
     if options.n_jobs is not None and options.n_jobs < 1:
         raise UserError(f"n_jobs={options.n_jobs}: expected a whole number above zero")
     if options.on_error not in ("continue", "stop"):
-        raise UserError(
-            f"on_error={options.on_error}: expected continue or stop{nearest(options.on_error, ['continue', 'stop'])}"
-        )
+        hint = nearest(options.on_error, ["continue", "stop"])
+        raise UserError(f"on_error={options.on_error}: expected continue or stop{hint}")
     return sweep_jobs(overrides, options)[0]
 
 
@@ -92,7 +95,7 @@ def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list
         on_error=options.on_error,
     )
     if name is None:
-        jobs = expand(rest)
+        jobs = expand(_last_wins(rest))
     else:
         from rmsrepro.verbs.studies import load_study, restricted
 
@@ -100,7 +103,8 @@ def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list
         from rmsrepro.paper.studies import study_jobs
 
         jobs = [
-            label_study([*(split_override(text) for text in job.overrides), *extra]) for job in study_jobs(study)
+            label_study([*(split_override(text) for text in job.overrides), *extra])
+            for job in study_jobs(study)
         ]
         settings.num_threads = study.jobs.num_threads
         if options.launcher is None and options.n_jobs is None and study.jobs.n_jobs > 1:
@@ -150,7 +154,10 @@ def _list_jobs(jobs: Sequence[object]) -> None:
             else:
                 total += seconds
     if total:
-        say(f"about {total:.0f} s of training, by the finished runs of the same kind" + (f"; {unknown} unknown" if unknown else ""))
+        say(
+            f"about {total:.0f} s of training, by the finished runs of the same kind"
+            + (f"; {unknown} unknown" if unknown else "")
+        )
     elif unknown:
         say("estimated time: unknown until a run of the same kind has finished on this machine")
 

@@ -155,8 +155,8 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
             continue
         if node is None or not name or item.key in fixed:
             raise UserError(
-                f"{item.text}: eval takes ckpt, split and keys of data and task that leave the model as it is "
-                "(data.path, data.batch_tokens, task.beam_size, ...)"
+                f"{item.text}: eval takes ckpt, split and keys of data and task that leave the model "
+                "as it is (data.path, data.batch_tokens, task.beam_size, ...)"
             )
         if name not in node:
             raise UserError(
@@ -189,4 +189,5 @@ def _checkpoint(path: str | None, verb: str) -> Any:
 def _plain(config: Any) -> dict[str, Any]:
     from rmsrepro.config.compose import plain
 
-    return plain(config)  # type: ignore[no-any-return]
+    content: dict[str, Any] = plain(config)
+    return content
