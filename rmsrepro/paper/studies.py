@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.study import StudyConfig, cell_name
 
-SHAPES_THE_STEP = frozenset({"norm", "model", "task", "data", "optim", "precision", "placement", "sites"})
+SHAPES_THE_STEP = frozenset(
+    {"experiment", "norm", "model", "task", "data", "optim", "precision", "placement", "sites"}
+)
 """First words of the training overrides that a timing of the step has to share."""
 
 

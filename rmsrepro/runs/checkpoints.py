@@ -29,7 +29,8 @@ class Checkpoint:
     @property
     def state(self) -> dict[str, Any]:
         """What this package stored."""
-        return self.content[STATE_KEY]  # type: ignore[no-any-return]
+        state: dict[str, Any] = self.content[STATE_KEY]
+        return state
 
     @property
     def config(self) -> TrainConfig:

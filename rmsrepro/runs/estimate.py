@@ -7,13 +7,18 @@ import statistics
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import read_json
+from rmsrepro.runs.identity import slug
 from rmsrepro.runs.result import runs_dir
 
 
-def estimate_seconds(config: TrainConfig, group: str) -> float | None:
-    """Return the median time of completed runs of `group`, scaled to this run's steps; None: no such run."""
+def estimate_seconds(config: TrainConfig) -> float | None:
+    """Return the median time of this machine's completed runs of the same task, data and model (any norm).
+
+    Scaled to this run's steps; None when there is no such run.
+    """
     found = []
-    for folder in runs_dir(config.out_dir).glob(f"{group}-s*"):
+    kind = "-".join(slug(part) for part in (config.task.name, config.data.name, config.model.name))
+    for folder in runs_dir(config.out_dir).glob(f"{kind}-*"):
         record = read_json(folder / "result.json")
         if record is None or record.get("status") != "completed" or not record.get("steps"):
             continue

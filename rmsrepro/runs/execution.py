@@ -124,7 +124,7 @@ class Run:
                 self._finish_validation(trainer, module, data)
         if self._callback.diverged:
             return self._close("diverged", self._final_metrics(), self._callback.diverged)
-        self._score(module, data)
+        self._score(module, data, trainer.strategy.root_device)
         return self._close("completed", self._final_metrics(), None)
 
     def _starting_point(self) -> Checkpoint | None:
@@ -173,11 +173,11 @@ class Run:
         if not math.isfinite(module.validation_metrics.get("val_loss", 0.0)):
             self._callback.diverged = f"the validation loss is {module.validation_metrics['val_loss']}"
 
-    def _score(self, module: Task, data: Any) -> None:
+    def _score(self, module: Task, data: Any, device: torch.device) -> None:
         """The figures that are taken once, at the fixed last step: test loss, BLEU, chrF."""
         assert self._callback is not None
         self.clocks.switch("eval")
-        scores: dict[str, Any] = dict(evaluate(module, data, "test"))
+        scores: dict[str, Any] = dict(evaluate(module, data, "test", device))
         for split in ("val", "test"):
             scores |= module.final_scores(data, split)
         for split, lines in module.hypotheses.items():

@@ -7,11 +7,12 @@ import os
 import time
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from rmsrepro.config.compose import plain
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.execution import Run
@@ -30,10 +31,22 @@ def plan(config: TrainConfig) -> tuple[Identity, Checkpoint | None]:
     """
     parent = load_checkpoint(config.ckpt) if config.ckpt else None
     check_norm(config)
+    check_hardware(config.trainer)
     data_hash = data_fingerprint(config.data, config.task.name)
     if parent is not None:
         _check_continuation(config, parent)
     return identify(config, data_hash=data_hash, parent=parent.run_id if parent else None), parent
+
+
+def check_hardware(trainer: TrainerConfig) -> None:
+    """Raise UserError for hardware that is not there, or not supported."""
+    if trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        raise UserError(
+            "trainer.accelerator=gpu: torch sees no GPU here; use trainer.accelerator=auto (or cpu), or "
+            "install a build of torch for your GPU"
+        )
+    if trainer.devices != 1:
+        raise UserError(f"trainer.devices={trainer.devices}: a run uses one device; set trainer.devices=1")
 
 
 def _check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
@@ -71,7 +84,8 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
     if parent is not None and parent.step >= config.trainer.max_steps:
         say(
             f"ckpt={parent.path} is at step {parent.step} already: "
-            f"trainer.max_steps={config.trainer.max_steps} asks for no further update. Nothing was done; set trainer.max_steps above {parent.step}."
+            f"trainer.max_steps={config.trainer.max_steps} asks for no further update. "
+            f"Nothing was done; set trainer.max_steps above {parent.step}."
         )
         return RunResult(parent.run_id, parent.path.parent.parent, "completed", skipped=True)
     existed = folder.exists()

@@ -148,7 +148,7 @@ def _list_jobs(jobs: Sequence[object]) -> None:
         if job.error:
             say(f"    {job.error}")
         elif not job.skipped:
-            seconds = estimate_seconds(job.config, job.group)
+            seconds = estimate_seconds(job.config)
             if seconds is None:
                 unknown += 1
             else:
