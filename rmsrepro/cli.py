@@ -105,27 +105,8 @@ The norms with their parameters, defaults and backends.""",
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["help"] and arguments[1:]:
-        arguments = [arguments[1], "--help"]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP.get(arguments[1], OVERVIEW) if len(arguments) > 1 else OVERVIEW)
-        return 0
-    if arguments[0] in ("-V", "--version", "version"):
-        from rmsrepro import __version__
-
-        print(__version__)
-        return 0
-    verb, rest = arguments[0], arguments[1:]
     try:
-        if verb not in HELP:
-            raise UserError(
-                f"there is no verb {verb!r}{nearest(verb, HELP)} (one of: {', '.join(HELP)}; "
-                "rmsrepro --help tells what they do)"
-            )
-        if any(item in ("-h", "--help") for item in rest):
-            print(HELP[verb])
-            return 0
-        return _run(verb, rest)
+        return _answer(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -135,6 +116,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _answer(arguments: list[str]) -> int:
+    if arguments[:1] and arguments[0] in ("-h", "--help", "help") and arguments[1:]:
+        arguments = [arguments[1], "--help"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(OVERVIEW, flush=True)
+        return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        from rmsrepro import __version__
+
+        print(__version__)
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb not in HELP:
+        raise UserError(
+            f"there is no verb {verb!r}{nearest(verb, HELP)} (one of: {', '.join(HELP)}; "
+            "rmsrepro --help tells what they do)"
+        )
+    if any(item in ("-h", "--help") for item in rest):
+        print(HELP[verb], flush=True)
+        return 0
+    return _run(verb, rest)
 
 
 def _run(verb: str, arguments: Sequence[str]) -> int:

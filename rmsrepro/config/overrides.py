@@ -140,7 +140,7 @@ def expand(overrides: Sequence[Override]) -> list[list[Override]]:
     return [list(job) for job in itertools.product(*axes)]
 
 
-def check_single(overrides: Iterable[Override]) -> None:
+def check_single(overrides: Iterable[Override], verb: str = "train") -> None:
     """Refuse choices where a verb runs one job only."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -151,10 +151,8 @@ def check_single(overrides: Iterable[Override]) -> None:
         except Exception as error:
             raise UserError(unreadable(item, error)) from None
         if parsed.is_sweep_override():
-            raise UserError(
-                f"{item.text}: train makes one run; "
-                "for several values use rmsrepro sweep with the same overrides"
-            )
+            hint = "makes one run; for several values use rmsrepro sweep with the same overrides"
+            raise UserError(f"{item.text}: {verb} {hint if verb == 'train' else 'takes one value'}")
 
 
 def unreadable(item: Override, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, take, unquote
+from rmsrepro.config.overrides import Override, check_single, unquote
 from rmsrepro.verbs.common import only_options, say, take_options
 
 
@@ -22,6 +23,8 @@ class EvalVerb:
 
 def evaluate(overrides: list[Override]) -> int:
     """Loss and scores of a checkpoint on the data of its run, or on other data of the same kind."""
+    import torch
+
     from rmsrepro.data import build_data
     from rmsrepro.runs.checkpoints import restore
     from rmsrepro.runs.execution import tokenizer_cache
@@ -32,6 +35,10 @@ def evaluate(overrides: list[Override]) -> int:
     splits = {"both": ["val", "test"], "val": ["val"], "test": ["test"]}
     if options.split not in splits:
         raise UserError(f"split={options.split}: expected val, test or both{nearest(options.split, splits)}")
+    if options.num_threads is not None:
+        if options.num_threads < 1:
+            raise UserError(f"num_threads={options.num_threads}: expected a whole number above zero")
+        torch.set_num_threads(options.num_threads)
     checkpoint = _checkpoint(options.ckpt, "eval")
     config = changed(checkpoint.config, rest)
     checkpoint.state["config"] = _plain(config)
@@ -68,12 +75,18 @@ def translate(overrides: list[Override]) -> int:
     from rmsrepro.tasks import Translation, translate_texts
 
     options = only_options(TranslateVerb, overrides, "translate")
+    if options.length_penalty is not None and not math.isfinite(options.length_penalty):
+        raise UserError(f"length_penalty={options.length_penalty}: expected a finite number")
     checkpoint = _checkpoint(options.ckpt, "translate")
     trained = restore(checkpoint)
     if not isinstance(trained.module, Translation):
         raise UserError(
             f"ckpt={options.ckpt}: a model of task={trained.config.task.name} does not translate; "
             "use rmsrepro sample, or a run of task=translation"
+        )
+    if sys.stdin is None:
+        raise UserError(
+            "translate reads the standard input, which is closed: rmsrepro translate ckpt=RUN < file"
         )
     if sys.stdin.isatty():
         say("reading sentences from the keyboard, one a line; end with Ctrl-D", stderr=True)
@@ -110,6 +123,8 @@ def sample(overrides: list[Override]) -> int:
     from rmsrepro.tasks import sample as draw
 
     options = only_options(SampleVerb, overrides, "sample")
+    if not 0 <= options.seed < 2**63:
+        raise UserError(f"seed={options.seed}: expected a whole number from 0 to 2^63 - 1")
     checkpoint = _checkpoint(options.ckpt, "sample")
     trained = restore(checkpoint)
     config = trained.config
@@ -140,9 +155,11 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
     Raises:
         UserError: an override of anything else, or one that fits no field.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from rmsrepro.config.explain import explain
     from rmsrepro.config.resolve import check
 
     data, task = OmegaConf.structured(config.data), OmegaConf.structured(config.task)
@@ -159,14 +176,14 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
                 "as it is (data.path, data.batch_tokens, task.beam_size, ...)"
             )
         if name not in node:
-            raise UserError(
-                f"{item.text}: there is no key {item.key}{nearest(name, [str(key) for key in node])}"
-            )
+            names = [str(key) for key in node]
+            hint = f"{nearest(name, names)} (keys there: {', '.join(names)})"
+            raise UserError(f"{item.text}: there is no key {item.key}{hint}")
+        check_single([item], "eval")
         try:
-            value, _ = take([item], item.key)
-            OmegaConf.update(node, name, OmegaConf.create(f"v: {value}").v)
+            node[name] = OverridesParser.create().parse_override(item.text).value()
         except OmegaConfBaseException as error:
-            raise UserError(f"{item.text}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"{group}.{explain(error)}") from error
     config = replace(config, data=OmegaConf.to_object(data), task=OmegaConf.to_object(task))
     problems = check(config)
     if problems:
