@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, expand, unknown_choice, unquote
+from rmsrepro.config.overrides import Override, expand, take, unknown_choice, unquote
 from rmsrepro.config.paths import group_choices, packaged_conf_dir, user_conf_dir
+from rmsrepro.config.schema import DataConfig
 from rmsrepro.config.study import StudyConfig, cell_name
-from rmsrepro.paper.studies import check_study
+from rmsrepro.data.parallel import PARALLEL_SOURCES
+from rmsrepro.data.text import TEXT_SOURCES
+from rmsrepro.paper.studies import check_study, override_key
 
 HARMLESS = (
     "out_dir",
@@ -65,7 +68,8 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
     """Apply a command line to a study: grid keys narrow or replace its lists, the rest joins every job.
 
     A study whose figures the command line changes is no longer that study: it is named `NAME_modified`, so
-    that its runs and page are never taken for the study's own.
+    that its runs and page are never taken for the study's own. With other data it keeps the tasks that the
+    data fit, and loses what belongs to its own data (see `_with_other_data`).
 
     Raises:
         UserError: a grid value that leaves nothing, or a contradiction (see `check_study`).
@@ -80,6 +84,10 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
     if "seed" in lists and not all(value.isdigit() for value in lists["seed"]):
         raise UserError(f"seed={','.join(lists['seed'])}: expected whole numbers")
     changed = bool(lists) or any(not item.key.startswith(HARMLESS) for item in rest)
+    data, _ = take(rest, "data")
+    if data is not None:
+        lists.setdefault("task", _fitting_tasks(study, unquote(data)))
+        study = _with_other_data(study, unquote(data), lists["task"])
     if lists:
         norms = lists.get("norm", study.norms)
         if study.baseline not in norms:
@@ -105,3 +113,47 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
         study = replace(study, name=f"{study.name}_modified", title=f"{study.title or study.name} (modified)")
     check_study(study)
     return study, rest
+
+
+def _fitting_tasks(study: StudyConfig, data: str) -> list[str]:
+    """Return the study's tasks that `data` can be used for (all of them for a file of the user's own).
+
+    Raises:
+        UserError: none of them.
+    """
+    unfit = {"lm": PARALLEL_SOURCES, "translation": TEXT_SOURCES}
+    tasks = [task for task in study.tasks if data not in unfit.get(task, ())]
+    if not tasks:
+        raise UserError(
+            f"data={data}: it fits none of the tasks of study={study.name} ({', '.join(study.tasks)})"
+        )
+    return tasks
+
+
+def _with_other_data(study: StudyConfig, data: str, tasks: Sequence[str]) -> StudyConfig:
+    """Return `study` without what only means something for the data that it was written for.
+
+    That is: keys that not every source has (`data.num_val`), and the thresholds `learned` and `target`,
+    which are losses on the study's own text.
+    """
+    groups = [study.overrides, *(study.task_overrides.get(task, []) for task in tasks)]
+    groups += [texts for cell, texts in study.cell_overrides.items() if cell.split("/")[-1] in tasks]
+    texts = [text for group in groups for text in group]
+    if {unquote(text.partition("=")[2]) for text in texts if override_key(text) == "data"} == {data}:
+        return study
+    common = {f"data.{item.name}" for item in fields(DataConfig)}
+
+    def kept(overrides: Sequence[str]) -> list[str]:
+        keys = ((text, override_key(text)) for text in overrides)
+        return [text for text, key in keys if not key.startswith("data.") or key in common]
+
+    return replace(
+        study,
+        description=f"{study.description} Run on data={data}, for which the study has no threshold of "
+        "having learned: see from the curves whether the baseline has.".strip(),
+        overrides=kept(study.overrides),
+        task_overrides={task: kept(texts) for task, texts in study.task_overrides.items()},
+        cell_overrides={cell: kept(texts) for cell, texts in study.cell_overrides.items()},
+        learned={},
+        target={},
+    )
