@@ -57,6 +57,7 @@ class BenchJobConfig(TrainConfig):
     """What `rmsrepro bench` is composed into: what to run, as for training, and how to time it."""
 
     bench: BenchConfig = field(default_factory=BenchConfig)
+    """How it is timed."""
 
 
 def check_bench_config(config: BenchConfig) -> None:

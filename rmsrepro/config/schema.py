@@ -32,17 +32,24 @@ class Site(Enum):
     """A place inside a GRU step that can be normalised."""
 
     gates_x = "gates_x"
+    """The input's side of both gates, W x + b: one norm over 2 d."""
     gates_h = "gates_h"
+    """The state's side of both gates, U h: one norm over 2 d."""
     cand_x = "cand_x"
+    """The input's side of the candidate: a norm over d."""
     cand_h = "cand_h"
+    """The state's side of the candidate: a norm over d."""
 
 
 class Backend(Enum):
     """Which implementation of a norm runs."""
 
     auto = "auto"
+    """The fastest that all norms of the command have; the record says which (`backend_used`)."""
     composite = "composite"
+    """Primitive tensor operations, as the paper's own code; takes every norm."""
     torch = "torch"
+    """`F.layer_norm` and `F.rms_norm`; takes layernorm, layernorm_nobias and rmsnorm with eps inside the root."""
 
 
 class Size(Enum):
@@ -53,31 +60,43 @@ class Size(Enum):
 
 class Positions(Enum):
     learned = "learned"
+    """A table of `data.max_len` vectors, added to the embeddings."""
     rotary = "rotary"
+    """Queries and keys are turned by angles that grow with the position; no table, no limit."""
 
 
 class FeedForward(Enum):
     gelu = "gelu"
+    """down(gelu(up(x)))"""
     swiglu = "swiglu"
+    """down(silu(gate(x)) * up(x)), gate and up each d_ff wide."""
 
 
 class StartState(Enum):
     """How RNNSearch starts its decoder."""
 
     mean = "mean"
+    """From the mean of the source's annotations, as in the paper's code."""
     last = "last"
+    """From the last state of each direction."""
 
 
 class Tokenizer(Enum):
     char = "char"
+    """One token a character of the training text; others are unknown."""
     byte = "byte"
+    """One token a UTF-8 byte; nothing to train, nothing unknown."""
     bpe = "bpe"
+    """Byte-level byte-pair encoding, trained on the training split."""
 
 
 class Schedule(Enum):
     inverse_sqrt = "inverse_sqrt"
+    """After the warm-up, peak * sqrt(warmup_steps / step)."""
     cosine = "cosine"
+    """After the warm-up, half a cosine down to `final_lr_fraction` of the peak at the last step."""
     constant = "constant"
+    """After the warm-up, the peak."""
 
 
 class TrackerName(Enum):
@@ -100,9 +119,11 @@ class ModelConfig:
 
     name: str = "???"
     size: Size = Size.tiny
+    """Preset of the widths and depths below; values given explicitly win."""
     d_model: int | None = None
     """Width of the hidden states (the GRU's state size)."""
     num_layers: int | None = None
+    """Layers of the stack. Translation: of the Transformer's encoder and decoder each; RNNSearch has 1."""
     dropout: float | None = None
     """Dropout probability on embeddings, branches and outputs."""
     tie_embeddings: bool = True
@@ -115,10 +136,13 @@ class TransformerConfig(ModelConfig):
 
     name: str = "transformer"
     num_heads: int | None = None
+    """Attention heads; they must divide d_model."""
     d_ff: int | None = None
     """Inner width of the feed-forward part."""
     positions: Positions = Positions.learned
+    """How positions enter."""
     ffn: FeedForward = FeedForward.gelu
+    """The position-wise part."""
     bias: bool = True
     """Whether linear maps carry a bias."""
 
@@ -131,6 +155,7 @@ class GRUConfig(ModelConfig):
     d_embed: int | None = None
     """Width of the embeddings."""
     start_state: StartState = StartState.mean
+    """task=translation: how the decoder starts."""
     builtin: bool = False
     """task=lm, norm=none only: run torch.nn.GRU instead of our own loop (an extra, labelled arm)."""
 
@@ -144,6 +169,7 @@ class DataConfig:
 
     name: str = "???"
     tokenizer: Tokenizer = Tokenizer.char
+    """How text becomes tokens. Vocabularies come from the training split only."""
     vocab_size: int = 4096
     """Upper bound of a BPE vocabulary (char and byte ignore it)."""
     max_len: int = 64
@@ -178,7 +204,9 @@ class TinyShakespeareConfig(PathDataConfig):
 class WikitextConfig(PathDataConfig):
     name: str = "wikitext"
     tokenizer: Tokenizer = Tokenizer.bpe
+    """How text becomes tokens."""
     subset: str = "wikitext-103-raw-v1"
+    """wikitext-2-raw-v1, wikitext-103-raw-v1, or without `raw`."""
 
 
 @dataclass
@@ -197,7 +225,9 @@ class TextFilesConfig(DataConfig):
 @dataclass
 class TranslationDataConfig(DataConfig):
     source_lang: str = "en"
+    """Language to translate from: a column of the set; a label for plain files."""
     target_lang: str = "de"
+    """Language to translate into."""
     shared_vocab: bool = False
     """One vocabulary for both languages."""
     max_train_pairs: int | None = None
@@ -210,8 +240,11 @@ class CldrConfig(TranslationDataConfig):
 
     name: str = "cldr"
     num_train: int = 20000
+    """Training pairs to write."""
     num_val: int = 500
+    """Validation pairs to write."""
     num_test: int = 500
+    """Test pairs to write; none of their sources is in the training set."""
     corpus_seed: int = 1
     """Seed of the corpus, apart from the run's seed: all runs see the same corpus."""
 
@@ -220,14 +253,18 @@ class CldrConfig(TranslationDataConfig):
 class Multi30kConfig(TranslationDataConfig):
     name: str = "multi30k"
     tokenizer: Tokenizer = Tokenizer.bpe
+    """How text becomes tokens."""
     path: str | None = None
+    """A local folder with train.*, validation.* and test.*; None: the Hub, through `datasets`."""
 
 
 @dataclass
 class Wmt14Config(TranslationDataConfig):
     name: str = "wmt14"
     tokenizer: Tokenizer = Tokenizer.bpe
+    """How text becomes tokens."""
     path: str | None = None
+    """A local folder with train.*, validation.* and test.*; None: the Hub, through `datasets`."""
 
 
 @dataclass
@@ -236,12 +273,19 @@ class ParallelFilesConfig(TranslationDataConfig):
 
     name: str = "parallel_files"
     tokenizer: Tokenizer = Tokenizer.bpe
+    """How text becomes tokens."""
     train_src: str = "???"
+    """Source sentences to train on (UTF-8, may be gzipped)."""
     train_tgt: str = "???"
+    """Their translations, line by line."""
     val_src: str | None = None
+    """Validation sources; None: 5 % of the training pairs are cut off."""
     val_tgt: str | None = None
+    """Their translations."""
     test_src: str | None = None
+    """Test sources; None: the last 5 % of the training pairs are cut off."""
     test_tgt: str | None = None
+    """Their translations."""
 
 
 # ----------------------------------------------------------------------------------------- tasks
@@ -263,6 +307,7 @@ class LMConfig(TaskConfig):
 class TranslationConfig(TaskConfig):
     name: str = "translation"
     label_smoothing: float = 0.1
+    """Share of the target distribution spread evenly over the vocabulary, in training only."""
     beam_size: int = 1
     """Beam of the final scoring; 1 is greedy search."""
     length_penalty: float = 1.0
@@ -283,11 +328,15 @@ class OptimConfig:
     lr: float = 3e-3
     """Peak learning rate."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    """AdamW's decay rates of the first and second moment."""
     eps: float = 1e-8
+    """AdamW's own epsilon; not the norm's."""
     weight_decay: float = 0.01
     """On matrices only: never on a norm's parameters, never on a bias."""
     schedule: Schedule = Schedule.inverse_sqrt
+    """The learning rate after the warm-up."""
     warmup_steps: int = 100
+    """Updates over which the rate rises linearly to the peak; 0: none."""
     final_lr_fraction: float = 0.1
     """cosine: the last step's rate as a fraction of the peak."""
     clip_norm: float | None = 1.0
@@ -303,6 +352,7 @@ class TrainerConfig:
     val_every: int | None = None
     """Validate every so many updates (and always at the end); None: about ten times a run."""
     log_every: int = 10
+    """Record a training row every so many updates."""
     checkpoint_every: int | None = None
     """Save every so many updates; None: at each validation."""
     num_threads: int | None = None
@@ -310,9 +360,11 @@ class TrainerConfig:
     accelerator: str = "auto"
     """auto, cpu or gpu."""
     devices: int = 1
+    """A run uses one device: 1."""
     divergence_factor: float = 3.0
     """Diverged when the training loss stays above this multiple of the first loss for 20 updates."""
     progress: bool = True
+    """Show a progress bar (on a terminal) or lines (elsewhere)."""
 
 
 @dataclass
@@ -320,8 +372,11 @@ class TrackerConfig:
     """A view of the records; the records in the run folder are the truth."""
 
     name: TrackerName = TrackerName.wandb
+    """none or wandb."""
     project: str = "rmsrepro"
+    """wandb's project."""
     entity: str | None = None
+    """wandb's team or user; null: the account's default."""
     mode: WandbMode = WandbMode.offline
     """WANDB_MODE in the environment wins."""
 
@@ -331,6 +386,7 @@ class SweepConfig:
     launcher: str = "basic"
     """basic: one job after another in this process; joblib: n_jobs warm workers."""
     n_jobs: int = 1
+    """Worker processes of the launcher joblib."""
     on_error: str = "continue"
     """continue | stop"""
 
@@ -342,26 +398,35 @@ class TrainConfig:
     norm: Any = "???"
     """A norm's name and parameters (NormConfig, made from the registry)."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    """What is trained."""
     task: TaskConfig = field(default_factory=TaskConfig)
+    """What it is trained for."""
     data: DataConfig = field(default_factory=DataConfig)
+    """On what."""
     optim: OptimConfig = field(default_factory=OptimConfig)
+    """By which updates."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """For how long, and how it is watched."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """Which view mirrors the records."""
     placement: Placement = Placement.pre
     """Transformer only."""
     sites: list[Site] = field(default_factory=lambda: list(Site))
     """GRU only: which of the four places are normalised."""
     backend: Backend = Backend.auto
+    """Which implementation of the norm runs."""
     precision: str = "32"
     """32 | bf16-mixed"""
     seed: int = 1
     """Feeds three separate streams: initial weights, data order, dropout."""
     out_dir: str = "outputs"
+    """Where everything is written."""
     plugins: list[str] = field(default_factory=list)
     """Python modules imported before composing, which register norms."""
     study_name: str | None = None
     """The study this run belongs to (written as `study=NAME` on the command line)."""
     experiment: str | None = None
+    """A ready set of values, a file of conf/experiment."""
     ckpt: str | None = None
     """Continue from this checkpoint as a new run with `parent`."""
     rerun: bool = False

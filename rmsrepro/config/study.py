@@ -47,6 +47,7 @@ class StudyConfig:
     """Grid, seeds, metrics, margins and thresholds of a study, fixed before it runs."""
 
     name: str = "???"
+    """The file's name; runs carry it as `study`."""
     title: str = ""
     """One line for headings; empty: the name."""
     description: str = ""
@@ -54,8 +55,11 @@ class StudyConfig:
     norms: list[str] = field(default_factory=list)
     """Names or import strings, the baseline among them."""
     models: list[str] = field(default_factory=list)
+    """Names of conf/model."""
     tasks: list[str] = field(default_factory=list)
+    """Names of conf/task."""
     seeds: list[int] = field(default_factory=list)
+    """Every norm runs with each of them: the pairs of the comparison."""
     backend: str = "composite"
     """One backend for all arms of the study."""
     baseline: str = "layernorm"
@@ -81,9 +85,11 @@ class StudyConfig:
     norm_overrides: dict[str, list[str]] = field(default_factory=dict)
     """Norm -> further overrides, such as `norm.p=0.25`."""
     bench: StudyBench = field(default_factory=StudyBench)
+    """Which cells are timed, and how."""
     verdict: bool = True
     """False: the report shows numbers and gives no verdict."""
     jobs: StudyJobs = field(default_factory=StudyJobs)
+    """How the runs are spread over the machine."""
 
     def cells(self) -> list[str]:
         """All cells, models outside, tasks inside, in the order of the lists."""
