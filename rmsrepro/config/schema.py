@@ -49,7 +49,7 @@ class Backend(Enum):
     composite = "composite"
     """Primitive tensor operations, as the paper's own code; takes every norm."""
     torch = "torch"
-    """`F.layer_norm` and `F.rms_norm`; takes layernorm, layernorm_nobias and rmsnorm with eps inside the root."""
+    """`F.layer_norm` and `F.rms_norm`: layernorm, layernorm_nobias, and rmsnorm with eps inside the root."""
 
 
 class Size(Enum):
@@ -76,7 +76,7 @@ class StartState(Enum):
     """How RNNSearch starts its decoder."""
 
     mean = "mean"
-    """From the mean of the source's annotations, as in the paper's code."""
+    """From the mean of the source's annotations."""
     last = "last"
     """From the last state of each direction."""
 
