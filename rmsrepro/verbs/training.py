@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single, expand, split_override, take, truth, unquote
@@ -209,13 +211,16 @@ def status(overrides: list[Override]) -> int:
             time.sleep(options.every_s)
 
 
-def _status_table(now: object) -> Table:
+def _status_table(now: object) -> RenderableType:
     from rmsrepro.runs.status import Status
 
     assert isinstance(now, Status)
-    table = Table(box=None, pad_edge=False, title=now.headline, title_justify="left", title_style="bold")
+    headline = Text(now.headline, style="bold")
+    if not now.rows:
+        return headline
+    table = Table(box=None, pad_edge=False)
     for heading, justify in (("state", "left"), ("run", "left"), ("step", "right"), ("note", "left")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in now.rows:
         table.add_row(row.state, row.run_id, row.progress, row.note)
-    return table
+    return Group(headline, table)
