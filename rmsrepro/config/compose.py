@@ -25,7 +25,7 @@ from rmsrepro.config.bench import BenchJobConfig
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.explain import explain
 from rmsrepro.config.overrides import Override, unknown_choice, unquote
-from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, user_conf_dir
+from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, search_path, user_conf_dir
 
 GROUPS = ("norm", "model", "task", "data", "optim", "trainer", "tracker", "experiment", "debug", "bench")
 
@@ -137,9 +137,7 @@ class Composer(AbstractContextManager["Composer"]):
         return found
 
     def _texts(self, texts: Sequence[str]) -> list[str]:
-        own = user_conf_dir()
-        search = [f"hydra.searchpath=['file://{own.as_posix()}']"] if own else []
-        return [*search, *texts]
+        return [*search_path(), *texts]
 
     def _compose(self, texts: Sequence[str]) -> DictConfig:
         try:

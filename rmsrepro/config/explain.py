@@ -16,6 +16,7 @@ _EXPECTED = (
     ("to string:", "expected text"),
     ("is not Optional", "it cannot be null"),
     ("Invalid type assigned: NoneType", "it cannot be null"),
+    ("with ListConfig", "expected keys, each with a value, and not a list"),
     ("is not a subclass of", "expected keys of its own, each with a value"),
 )
 
@@ -51,6 +52,8 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
         return f"{key}={value[1]}: not a valid value{nearest(value[1], names)} (one of: {', '.join(names)})"
     if key in ("experiment", "debug") and "to string:" in text:
         return f"{key}: an overlay starts with the line '# @package _global_', which is missing here"
+    if "missing mandatory value" in text:
+        return f"{key}: a value is missing"
     unknown = re.search(r"Key '(.*)' not in '(\w+)'", text)
     if unknown:
         fields = getattr(getattr(error, "object_type", None), "__dataclass_fields__", {})

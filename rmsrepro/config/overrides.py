@@ -83,9 +83,12 @@ def unquote(value: str) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     try:
-        parsed = OverridesParser.create().parse_override(f"x={value}").value()
+        override = OverridesParser.create().parse_override(f"x={value}")
     except Exception:
         return value  # text outside of the grammar stands for itself
+    if override.is_sweep_override():
+        return value
+    parsed = override.value()
     if parsed is None:
         return "null"
     # OmegaConf's rule: of 2 k + 1 backslashes in front of an interpolation k stay, and it is none.
@@ -140,8 +143,12 @@ def expand(overrides: Sequence[Override]) -> list[list[Override]]:
     return [list(job) for job in itertools.product(*axes)]
 
 
-def check_single(overrides: Iterable[Override], verb: str = "train") -> None:
-    """Refuse choices where a verb runs one job only."""
+def check_single(
+    overrides: Iterable[Override],
+    who: str = "train makes one run",
+    advice: str = "; for several values use rmsrepro sweep with the same overrides",
+) -> None:
+    """Refuse choices where only one value makes sense; the message says who takes one, and what to do."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
@@ -151,8 +158,7 @@ def check_single(overrides: Iterable[Override], verb: str = "train") -> None:
         except Exception as error:
             raise UserError(unreadable(item, error)) from None
         if parsed.is_sweep_override():
-            hint = "makes one run; for several values use rmsrepro sweep with the same overrides"
-            raise UserError(f"{item.text}: {verb} {hint if verb == 'train' else 'takes one value'}")
+            raise UserError(f"{item.text}: {who}{advice}")
 
 
 def unreadable(item: Override, error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import quoted
 
 
 def packaged_conf_dir() -> Path:
@@ -30,6 +31,12 @@ def group_choices(group: str, cwd: Path | None = None) -> list[str]:
     folders = [packaged_conf_dir(), user_conf_dir(cwd)]
     names = {file.stem for folder in folders if folder for file in (folder / group).glob("*.yaml")}
     return sorted(names)
+
+
+def search_path() -> list[str]:
+    """Return the override that joins the user's own `./conf` to Hydra's search path, if there is one."""
+    own = user_conf_dir()
+    return [f"hydra.searchpath=[{quoted('file://' + own.as_posix())}]"] if own else []
 
 
 def own_files(group: str) -> list[Path]:

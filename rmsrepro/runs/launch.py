@@ -15,6 +15,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.overrides import quoted
 
 LAUNCHERS = ("basic", "joblib")
 
@@ -51,7 +52,7 @@ def launch(
     overrides = [
         *base,
         f"hydra/launcher={launcher}",
-        f"hydra.sweep.dir={sweep_dir.as_posix()!r}",
+        f"hydra.sweep.dir={quoted(sweep_dir.as_posix())}",
         "hydra.sweep.subdir=.",
         "hydra.output_subdir=null",
         "hydra.job.chdir=false",

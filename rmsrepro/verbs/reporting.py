@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, split_override, take, unquote
+from rmsrepro.config.overrides import Override, take, unquote
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import console, known_norms, label_study, only_options, open_plugins, say
+from rmsrepro.verbs.studies import split_all
+from rmsrepro.verbs.timing import BenchFailed, PreparedBench, prepare_bench, run_prepared_bench
 
 
 @dataclass
@@ -60,10 +63,11 @@ def reproduce(overrides: list[Override]) -> int:
         raise UserError("reproduce needs a study: rmsrepro reproduce study=smoke (a minute) or study=quick")
     study, extra = restricted(load_study(unquote(name)), rest)
     say(f"== {study.title or study.name}: {len(study.cells())} cells, {len(study.seeds)} seeds")
+    timings = _timings(study, extra)  # composed before anything runs: a mistake in them shows now
     # How to time says nothing to the runs.
     code, run_ids = sweep_jobs([item for item in overrides if not item.key.startswith("bench.")], SweepVerb())
     out_dir = _out_dir(extra)
-    failed = _time_study(study, extra)
+    failed = _time_cells(timings)
     built = build_report(out_dir, study=study, run_ids=run_ids)
     say("")
     print_scorecard(built.scorecard, console())
@@ -76,10 +80,9 @@ def _out_dir(overrides: list[Override]) -> Path:
     return Path(unquote(value) if value else "outputs").expanduser()
 
 
-def _time_study(study: StudyConfig, extra: list[Override]) -> bool:
-    """Time the study's cells, or find them timed; return whether any failed."""
+def _timings(study: StudyConfig, extra: list[Override]) -> dict[str, PreparedBench]:
+    """Return the prepared timing of each of the study's cells that are timed."""
     from rmsrepro.paper.studies import SHAPES_THE_STEP, bench_jobs
-    from rmsrepro.verbs.timing import BenchFailed, run_bench_overrides
 
     jobs = bench_jobs(study)
     comparisons = max(1, len(jobs) * (len(study.norms) - 1))
@@ -88,14 +91,23 @@ def _time_study(study: StudyConfig, extra: list[Override]) -> bool:
         for item in extra
         if item.key.split(".")[0] in (*SHAPES_THE_STEP, "out_dir", "plugins", "bench") and item.key != "norm"
     ]
+    prepared = {}
+    for job in jobs:
+        merged = {item.key: item for item in [*split_all(job.overrides, study.name), *shaping]}
+        overrides = label_study(list(merged.values()))
+        prepared[job.cell] = prepare_bench(overrides, reuse=True, cells=comparisons)
+    return prepared
+
+
+def _time_cells(timings: Mapping[str, PreparedBench]) -> bool:
+    """Time the cells, or find them timed; return whether any failed."""
     failed = False
-    for number, job in enumerate(jobs, start=1):
-        say(f"timing {number}/{len(jobs)}: {job.cell}")
-        merged = {item.key: item for item in [*(split_override(text) for text in job.overrides), *shaping]}
+    for number, (cell, prepared) in enumerate(timings.items(), start=1):
+        say(f"timing {number}/{len(timings)}: {cell}")
         try:
-            run_bench_overrides(label_study(list(merged.values())), reuse=True, cells=comparisons)
+            run_prepared_bench(prepared)
         except BenchFailed as error:
-            say(f"timing of {job.cell} failed: {error}")
+            say(f"timing of {cell} failed: {error}")
             failed = True
     return failed
 

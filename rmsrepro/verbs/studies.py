@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, expand, take, unknown_choice, unquote
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.explain import explain
+from rmsrepro.config.overrides import (
+    Override,
+    check_single,
+    expand,
+    split_override,
+    take,
+    unknown_choice,
+    unquote,
+)
 from rmsrepro.config.paths import group_choices, packaged_conf_dir, user_conf_dir
 from rmsrepro.config.schema import DataConfig
 from rmsrepro.config.study import StudyConfig, cell_name
@@ -53,15 +61,23 @@ def read_study(file: Path) -> StudyConfig:
     """
     try:
         study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.load(file)))
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", "") or ""
-        known = list(StudyConfig.__dataclass_fields__)
-        raise UserError(f"{file.name}: {key}: {str(error).splitlines()[0]}{nearest(key, known)}") from error
     except Exception as error:
-        raise UserError(f"{file.name}: cannot be read as YAML ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{file.parent.name}/{file.name}: {explain(error)}") from error
     assert isinstance(study, StudyConfig)
     check_study(study)
     return study
+
+
+def split_all(texts: Iterable[str], name: str) -> list[Override]:
+    """Split the overrides that a study file holds.
+
+    Raises:
+        UserError: one that is no override.
+    """
+    try:
+        return [split_override(text) for text in texts]
+    except UserError as error:
+        raise UserError(f"study {name!r}: {error}") from error
 
 
 def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[StudyConfig, list[Override]]:
@@ -81,6 +97,7 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
             lists[item.key] = [unquote(job[0].value) for job in expand([item])]
         else:
             rest.append(item)
+    check_single(rest, "a study takes one value of it", "; only norm, model, task and seed may hold several")
     if "seed" in lists and not all(value.isdigit() for value in lists["seed"]):
         raise UserError(f"seed={','.join(lists['seed'])}: expected whole numbers")
     changed = bool(lists) or any(not item.key.startswith(HARMLESS) for item in rest)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
+from rmsrepro.config.bench import BenchConfig, BenchJobConfig, check_bench_config
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, expand, take, unquote
+from rmsrepro.config.schema import TrainConfig
 from rmsrepro.verbs.common import composer, console, label_study, say
 
 
 def bench(overrides: list[Override]) -> int:
     """Time norms against LayerNorm and print the comparisons."""
     try:
-        result = run_bench_overrides(label_study(overrides))
+        result = run_prepared_bench(prepare_bench(label_study(overrides)))
     except BenchFailed as error:
         say(f"failed: {error}", stderr=True)
         return 1
@@ -28,16 +30,24 @@ def bench(overrides: list[Override]) -> int:
     return 0
 
 
-def run_bench_overrides(overrides: Sequence[Override], *, reuse: bool = False, cells: int = 1) -> Any:
-    """Compose a bench from overrides (`norm` and `backend` may hold several values) and run it.
+@dataclass
+class PreparedBench:
+    """What `run_bench` takes: how to time, what to time, and the arms."""
+
+    settings: BenchConfig
+    base: TrainConfig
+    norms: list[dict[str, Any]]
+
+
+def prepare_bench(overrides: Sequence[Override], *, reuse: bool = False, cells: int = 1) -> PreparedBench:
+    """Compose a bench from overrides (`norm` and `backend` may hold several values) and check it.
 
     Raises:
         UserError: anything wrong with the command.
     """
-    from rmsrepro.bench import BenchError, run_bench
-    from rmsrepro.config.bench import BenchJobConfig
     from rmsrepro.config.compose import to_train_config
     from rmsrepro.config.resolve import resolve
+    from rmsrepro.norms import resolve_params
     from rmsrepro.runs.sweep import check_norm_parameters, chosen_experiment
 
     norm_text, rest = take(overrides, "norm")
@@ -66,12 +76,31 @@ def run_bench_overrides(overrides: Sequence[Override], *, reuse: bool = False, c
             }
             for config in configs
         ]
-        first = next((config for config in configs if config.norm["name"] != "none"), configs[0])
-        base = resolve(first)
+        for norm in norms:
+            try:
+                resolve_params(norm["name"], **norm["params"])
+            except (ValueError, TypeError) as error:
+                raise UserError(f"norm={norm['name']}: {error}") from error
+        normed = (config for config in configs if config.norm["name"] != "none")
+        # norm=none alone is timed against the layernorm that every bench has.
+        base = resolve(next(normed, replace(configs[0], norm={"name": "layernorm"})))
     assert isinstance(base, BenchJobConfig)
     settings = replace(
         base.bench, norms=norm_names, backends=backends, cells=cells, reuse=reuse or base.bench.reuse
     )
+    check_bench_config(settings)
+    return PreparedBench(settings, base, norms)
+
+
+def run_prepared_bench(prepared: PreparedBench) -> Any:
+    """Run a bench, showing what it is at.
+
+    Raises:
+        BenchFailed: it gave no result.
+    """
+    from rmsrepro.bench import BenchError, run_bench
+
+    settings, base, norms = prepared.settings, prepared.base, prepared.norms
     screen = console(stderr=True)
     try:
         if screen.is_terminal:

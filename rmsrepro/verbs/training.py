@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, check_single, expand, split_override, take, truth, unquote
-from rmsrepro.config.paths import user_conf_dir
+from rmsrepro.config.overrides import Override, check_single, expand, take, truth, unquote
+from rmsrepro.config.paths import search_path
 from rmsrepro.verbs.common import composer, console, label_study, only_options, say, take_options
 
 
@@ -99,15 +99,12 @@ def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list
     if name is None:
         jobs = expand(_last_wins(rest))
     else:
-        from rmsrepro.verbs.studies import load_study, restricted
+        from rmsrepro.verbs.studies import load_study, restricted, split_all
 
         study, extra = restricted(load_study(unquote(name)), rest)
         from rmsrepro.paper.studies import study_jobs
 
-        jobs = [
-            label_study([*(split_override(text) for text in job.overrides), *extra])
-            for job in study_jobs(study)
-        ]
+        jobs = [label_study([*split_all(job.overrides, study.name), *extra]) for job in study_jobs(study)]
         settings.num_threads = study.jobs.num_threads
         if options.launcher is None and options.n_jobs is None and study.jobs.n_jobs > 1:
             settings.launcher, settings.n_jobs = "joblib", study.jobs.n_jobs
@@ -123,10 +120,8 @@ def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list
         if options.dry_run:
             _list_jobs(plan.jobs)
             return 0, [job.run_id for job in plan.jobs]
-        own = user_conf_dir()
-        base = [f"hydra.searchpath=['file://{own.as_posix()}']"] if own else []
         start = time.perf_counter()
-        done = run_sweep(plan, settings, base=base, console=screen)
+        done = run_sweep(plan, settings, base=search_path(), console=screen)
     return _closing(done, time.perf_counter() - start), [job.run_id for job in done]
 
 

@@ -179,7 +179,7 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
             names = [str(key) for key in node]
             hint = f"{nearest(name, names)} (keys there: {', '.join(names)})"
             raise UserError(f"{item.text}: there is no key {item.key}{hint}")
-        check_single([item], "eval")
+        check_single([item], "eval takes one value", "")
         try:
             node[name] = OverridesParser.create().parse_override(item.text).value()
         except OmegaConfBaseException as error:
