@@ -6,6 +6,7 @@ parameters are handed in (`register_schemas`), so that this package imports no n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, field, fields, make_dataclass
@@ -17,6 +18,8 @@ from typing import Any, get_args, get_type_hints
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,7 +27,7 @@ from rmsrepro.config import schema
 from rmsrepro.config.bench import BenchJobConfig
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.explain import explain
-from rmsrepro.config.overrides import Override, unknown_choice, unquote
+from rmsrepro.config.overrides import Override, unknown_choice, unquote, unreadable
 from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, search_path, user_conf_dir
 
 GROUPS = ("norm", "model", "task", "data", "optim", "trainer", "tracker", "experiment", "debug", "bench")
@@ -116,7 +119,7 @@ class Composer(AbstractContextManager["Composer"]):
         known = _keys(base)
         for item in values:
             self._check_key(item, base, known)
-        return self._compose([item.text for item in [*groups, *values]])
+        return _with_values(base, values)
 
     def files(self, overrides: Sequence[Override]) -> dict[str, str]:
         """Return where each top-level node of the composed config comes from (for `show=true`)."""
@@ -151,8 +154,9 @@ class Composer(AbstractContextManager["Composer"]):
             try:
                 self._bases[key] = self._compose(key)
             except UserError as error:
-                # No single value was given yet: what is wrong stands in a file of the user.
-                files = [_display(file) for item in groups for file in _own_files(item)]
+                # No single value was given yet: what is wrong stands in a file of the user, or an overlay
+                # sets what another choice has not.
+                files = [_display(file) for item in groups for file in _suspects(item)]
                 where = f" (in {' or '.join(files)})" if files else ""
                 raise UserError(f"{error}{where}") from error
         return self._bases[key]
@@ -202,6 +206,28 @@ def _directions(key: str, base: DictConfig, known: Sequence[str]) -> str:
     name = chosen.get("name") if isinstance(chosen, DictConfig) else None
     what = f" with {group}={name.value if isinstance(name, Enum) else name}" if name else ""
     return f"{what}{hint} (keys there: {', '.join(siblings)})"
+
+
+def _with_values(base: DictConfig, values: Sequence[Override]) -> DictConfig:
+    """Return a copy of `base` with `key=value` overrides applied.
+
+    This is what Hydra does last. Composing the groups again for each job of a sweep would take ten times as
+    long as that.
+    """
+    config = copy.deepcopy(base)
+    parser = OverridesParser.create()
+    for item in values:
+        try:
+            parsed = parser.parse_override(item.text)
+        except HydraException as error:
+            raise UserError(unreadable(item, error)) from error
+        if parsed.is_sweep_override():
+            raise UserError(f"{item.text}: one value is expected here")
+        try:
+            OmegaConf.update(config, item.key, parsed.value(), merge=True)
+        except Exception as error:
+            raise UserError(explain(error)) from error
+    return config
 
 
 def to_train_config(config: DictConfig, experiment: str | None = None) -> schema.TrainConfig:
@@ -300,6 +326,10 @@ def _display(path: Path) -> str:
         return f"{path.parent.parent.name}/{path.parent.name}/{path.name} (built in)"
 
 
-def _own_files(item: Override) -> list[Path]:
-    """Return the user's file that a choice of a group reads, if it is one of theirs."""
-    return [file for file in own_files(item.key) if file.stem == unquote(item.value)]
+def _suspects(item: Override) -> list[Path]:
+    """Return the file that a choice reads, if it is the user's own or an overlay."""
+    name = f"{unquote(item.value)}.yaml"
+    built_in = packaged_conf_dir() / item.key / name
+    if built_in.is_file():
+        return [built_in] if item.key in ("experiment", "debug") else []
+    return [file for file in own_files(item.key) if file.name == name]

@@ -16,7 +16,7 @@ _EXPECTED = (
     ("to string:", "expected text"),
     ("is not Optional", "it cannot be null"),
     ("Invalid type assigned: NoneType", "it cannot be null"),
-    ("with ListConfig", "expected keys, each with a value, and not a list"),
+    ("with ListConfig", "a list stands where keys are expected, or keys where a list is"),
     ("is not a subclass of", "expected keys of its own, each with a value"),
 )
 
@@ -63,5 +63,5 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
         if sign in text:
             given = "null" if "null" in expected else value[1] if value else None
             shown = key if given is None else f"{key}={given}"
-            return f"{shown}: {expected.format(key=key)}".lstrip(": ")
+            return f"{shown}: {expected.format(key=key)}" if key else f"{expected} ({text})"
     return f"{key}: {text}" if key else text
