@@ -35,7 +35,7 @@ def explain(error: BaseException) -> str:
         if type(item).__module__.startswith("yaml."):
             return f"cannot be read as YAML: {' '.join(str(item).split())}"
         if isinstance(item, UnicodeDecodeError):
-            return f"cannot be read: not UTF-8 (byte {item.start})"
+            return "cannot be read: it is not UTF-8 text"
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

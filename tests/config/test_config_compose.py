@@ -131,8 +131,8 @@ def test_choices(refused: Refused, text: str, message: str) -> None:
         ("xyzzy=1", "there is no key xyzzy (rmsrepro train show=true lists all keys)"),
         (
             "optim.lrr=1",
-            "there is no key optim.lrr; did you mean optim.lr, optim.eps, optim.clip_norm? (keys there: optim.lr, "
-            "optim.betas, optim.eps, optim.weight_decay, optim.schedule, optim.warmup_steps, "
+            "there is no key optim.lrr; did you mean optim.lr, optim.eps, optim.clip_norm? (keys there: "
+            "optim.lr, optim.betas, optim.eps, optim.weight_decay, optim.schedule, optim.warmup_steps, "
             "optim.final_lr_fraction, optim.clip_norm)",
         ),
         ("tracker.mod=offline", "there is no key tracker.mod with tracker=wandb; did you mean tracker.mode"),
@@ -331,7 +331,7 @@ def test_a_mistake_in_a_file_of_the_user_is_located(
 def test_a_file_in_another_encoding_is_located(refused: Refused) -> None:
     Path("conf/experiment").mkdir(parents=True)
     Path("conf/experiment/x.yaml").write_bytes(b"# @package _global_\n# caf\xe9\nseed: 3\n")
-    assert refused("experiment=x") == "cannot be read: not UTF-8 (byte 25) (in conf/experiment/x.yaml)"
+    assert refused("experiment=x") == "cannot be read: it is not UTF-8 text (in conf/experiment/x.yaml)"
 
 
 def test_windows_line_ends_are_fine(compose: Compose) -> None:
