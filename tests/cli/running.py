@@ -1,0 +1,69 @@
+"""What the tests of the command line share: tiny settings, outcomes, records."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LM = ["debug=fast", "model.d_model=16"]
+TRANSLATION = [
+    "debug=fast", "model.d_model=16", "task=translation", "data=cldr", "data.num_train=200",
+    "data.num_val=20", "data.num_test=20", "data.max_len=48", "task.max_decode_len=8",
+]  # fmt: skip
+
+
+@dataclass
+class Ran:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one message of a refused command."""
+        assert self.code == 2, (self.code, self.out, self.err)
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.err
+        return lines[0].removeprefix("error: ")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rmsrepro.cli", *arguments]
+
+
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """This process's environment with `changes`; None takes a variable away."""
+    merged = {**os.environ, **(changes or {})}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def records(folder: str | Path = "outputs") -> dict[str, dict[str, Any]]:
+    """All result.json by run id."""
+    found = {
+        file.parent.name: json.loads(file.read_text()) for file in Path(folder).glob("runs/*/result.json")
+    }
+    assert all(name == record["run_id"] for name, record in found.items())
+    return found
+
+
+def tree(folder: Path = Path()) -> set[str]:
+    return {str(item.relative_to(folder)) for item in folder.rglob("*")}
+
+
+@dataclass
+class Trained:
+    """A finished run that several tests use."""
+
+    path: Path
+    record: dict[str, Any]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"

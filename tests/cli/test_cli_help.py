@@ -1,0 +1,85 @@
+"""Help, version, and how fast and quietly they come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import rmsrepro
+from rmsrepro.cli import HELP, OVERVIEW
+
+Run = Callable[..., "object"]
+VERBS = ["train", "eval", "translate", "sample", "sweep", "status", "bench", "reproduce", "report", "norms"]
+
+
+def test_the_verbs_of_the_contract_are_there() -> None:
+    assert list(HELP) == VERBS
+    for verb in VERBS:
+        assert f"\n  {verb} " in OVERVIEW
+        assert HELP[verb].startswith(f"usage: rmsrepro {verb}")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview(cli: Run, arguments: list[str]) -> None:
+    ran = cli(*arguments)
+    assert (ran.code, ran.out, ran.err) == (0, OVERVIEW + "\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb(cli: Run, verb: str) -> None:
+    for arguments in (
+        [verb, "--help"],
+        [verb, "-h"],
+        ["help", verb],
+        ["--help", verb],
+        [verb, "nokey=1", "--help"],
+    ):
+        ran = cli(*arguments)
+        assert (ran.code, ran.out, ran.err) == (0, HELP[verb] + "\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["trian"], ["help", "trian"], ["trian", "--help"]])
+def test_a_misspelt_verb(cli: Run, arguments: list[str]) -> None:
+    error = cli(*arguments).error
+    assert error.startswith("there is no verb 'trian'; did you mean train? (one of: train, eval, ")
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V", "version"])
+def test_version(cli: Run, flag: str) -> None:
+    assert cli(flag).out == f"{rmsrepro.__version__}\n"
+
+
+def test_help_lines_fit_a_terminal() -> None:
+    for text in (OVERVIEW, *HELP.values()):
+        assert max(map(len, text.splitlines())) <= 110
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from rmsrepro.cli import main; "
+        f"[main(a) for a in [['--help'], ['--version'], *([v, '--help'] for v in {VERBS}), ['trian']]]; "
+        "print([m for m in ('torch', 'lightning', 'hydra', 'wandb', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_fault() -> None:
+    line = f"{sys.executable} -m rmsrepro.cli --help | head -n 1"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.stdout == OVERVIEW.splitlines()[0] + "\n"
+    assert done.stderr == ""
+
+
+def test_the_norms_are_listed(cli: Run) -> None:
+    ran = cli("norms")
+    assert ran.code == 0
+    for name in ("none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm"):
+        assert name in ran.out
+    assert "p=0.0625" in ran.out
+    one = cli("norms", "norm=rmsnorm")
+    assert "variant=paper" in one.out
+    assert "layernorm" not in one.out
