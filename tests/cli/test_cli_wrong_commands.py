@@ -93,7 +93,7 @@ WRONG = [
     (PARALLEL, "a value is missing: data.train_src, data.train_tgt; give it as data.train_src=VALUE"),
     (f"{PARALLEL} data.train_tgt=two.txt", "a value is missing: data.train_src; give it as"),
     (f"{PARALLEL} data.train_src=one.txt data.train_tgt=two.txt", "one.txt has 1 lines, two.txt has 2"),
-    (f"{PARALLEL} data.train_src=one.tx data.train_tgt=two.txt", "no such file or folder; did you mean one.txt"),
+    (f"{PARALLEL} data.train_src=one.tx data.train_tgt=two.txt", "no such file or folder; did you mean one"),
     (f"{PARALLEL} data.train_src=one.txt data.train_tgt=one.txt data.val_src=one.txt", "data.val_tgt"),
     ("train data=text_files data.train=latin.txt", "latin.txt: not UTF-8: line 2 has byte 0xe9"),
     ("train data=text_files data.train=nofile", "data.train=nofile: no such file or folder"),
