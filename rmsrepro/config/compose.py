@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -266,6 +267,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def yaml_text(value: Any) -> str:
+    """Return plain values as YAML. (OmegaConf's writer would take a "${" in a path for more than text.)"""
+    return yaml.safe_dump(plain(value), sort_keys=False, allow_unicode=True)
 
 
 def from_plain(data: Mapping[str, Any]) -> schema.TrainConfig:

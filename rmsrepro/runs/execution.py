@@ -13,10 +13,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from omegaconf import OmegaConf
 from rich.console import Console
 
-from rmsrepro.config.compose import plain
+from rmsrepro.config.compose import plain, yaml_text
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data import build_data
@@ -207,7 +206,7 @@ class Run:
 
     def _write_description(self, data: Any) -> None:
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(self.config))))
+        write_atomic(self.folder / "config.yaml", yaml_text(self.config))
         write_atomic(self.folder / "env.json", to_json(environment()))
         write_atomic(self.folder / "data.json", to_json(data.summary()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ def launch(
     base: Sequence[str],
     launcher: str,
     n_jobs: int,
-    sweep_dir: Path,
 ) -> list[Any]:
     """Run `task` on the composed config of each job and return what it returned, in order.
 
@@ -45,14 +45,15 @@ def launch(
         task: importable by name, since workers receive it pickled.
         jobs: the overrides of each job.
         base: overrides that go before each job's own (the search path).
-        sweep_dir: an existing folder that Hydra may call its own; nothing is written there.
     """
     check_launcher(launcher)
     _let_workers_import()
     overrides = [
         *base,
         f"hydra/launcher={launcher}",
-        f"hydra.sweep.dir={quoted(sweep_dir.as_posix())}",
+        # Where Hydra would write, if it were to write anything. A path of the user may hold what OmegaConf
+        # takes for an interpolation.
+        f"hydra.sweep.dir={quoted(Path(tempfile.gettempdir()).as_posix())}",
         "hydra.sweep.subdir=.",
         "hydra.output_subdir=null",
         "hydra.job.chdir=false",

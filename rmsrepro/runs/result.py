@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
-from rmsrepro.config.compose import plain
+from rmsrepro.config.compose import plain, yaml_text
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.clocks import Clocks
@@ -87,7 +86,7 @@ def record_failure(config: TrainConfig, run_id: str, error: Exception) -> RunRes
     """Record a job of a sweep that could not even be planned."""
     folder = runs_dir(config.out_dir) / run_id
     text = explain(error)
-    write_atomic(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+    write_atomic(folder / "config.yaml", yaml_text(config))
     write_atomic(folder / "result.json", to_json({**base_record(config, run_id, run_id), "error": text}))
     return RunResult(run_id, folder, "failed", error=text)
 

@@ -234,7 +234,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
 
     def run(part: list[list[str]]) -> list[Any]:
-        return launch(run_job, part, base=base, launcher=launcher, n_jobs=n_jobs, sweep_dir=sweep_dir)
+        return launch(run_job, part, base=base, launcher=launcher, n_jobs=n_jobs)
 
     with Monitor(
         console, [(job.run_id, job.text) for job in todo], sweep_dir, skipped=len(plan.jobs) - len(todo)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omegaconf import OmegaConf
-
-from rmsrepro.config.compose import plain
+from rmsrepro.config.compose import plain, yaml_text
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.tasks import norm_spec
 from rmsrepro.verbs.common import say
@@ -27,7 +25,7 @@ def show_config(config: TrainConfig, files: Mapping[str, str]) -> None:
             say(f"# {group} overlay: {file}")
     say("# the rest: conf/train.yaml and rmsrepro/config/schema.py, overridden by the command line")
     for key, value in content.items():
-        text = OmegaConf.to_yaml(OmegaConf.create({key: value})).rstrip()
+        text = yaml_text({key: value}).rstrip()
         if key in files and isinstance(value, Mapping):
             say(f"# {files[key]}")
         say(text)

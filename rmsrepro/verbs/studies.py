@@ -151,7 +151,8 @@ def _with_other_data(study: StudyConfig, data: str, tasks: Sequence[str]) -> Stu
     """Return `study` without what only means something for the data that it was written for.
 
     That is: keys that not every source has (`data.num_val`), and the thresholds `learned` and `target`,
-    which are losses on the study's own text.
+    which are losses on the study's own text. Without `learned` two models that have learned nothing would
+    pass for equivalent, so no verdict is given.
     """
     groups = [study.overrides, *(study.task_overrides.get(task, []) for task in tasks)]
     groups += [texts for cell, texts in study.cell_overrides.items() if cell.split("/")[-1] in tasks]
@@ -166,11 +167,12 @@ def _with_other_data(study: StudyConfig, data: str, tasks: Sequence[str]) -> Stu
 
     return replace(
         study,
-        description=f"{study.description} Run on data={data}, for which the study has no threshold of "
-        "having learned: see from the curves whether the baseline has.".strip(),
+        description=f"{study.description} Run on data={data}, for which this study fixes no threshold of having "
+        "learned, so it gives no verdict: a study file of your own does.".strip(),
         overrides=kept(study.overrides),
         task_overrides={task: kept(texts) for task, texts in study.task_overrides.items()},
         cell_overrides={cell: kept(texts) for cell, texts in study.cell_overrides.items()},
         learned={},
         target={},
+        verdict=False,
     )

@@ -64,7 +64,7 @@ def test_show_prints_the_config_and_where_it_comes_from(cli: Run) -> None:
     Path("conf/norm").mkdir(parents=True)
     Path("conf/norm/soft.yaml").write_text("name: rmsnorm\neps: 1e-4\n")
     ran = cli(
-        "train", "show=true", "norm=soft", "model=gru", "debug=fast", "study=mine", "out_dir=my ${folder}"
+        "train", "show=true", "norm=soft", "model=gru", "debug=fast", "study=mine", "out_dir=my ${ folder"
     )
     assert ran.code == 0
     lines = ran.out.splitlines()
@@ -77,7 +77,7 @@ def test_show_prints_the_config_and_where_it_comes_from(cli: Run) -> None:
         "variant": "paper",
     }  # fmt: skip
     assert (shown["model"]["d_model"], shown["trainer"]["max_steps"]) == (64, 6)
-    assert (shown["study"], shown["seed"], shown["out_dir"]) == ("mine", 1, "my ${folder}")
+    assert (shown["study"], shown["seed"], shown["out_dir"]) == ("mine", 1, "my ${ folder")
     assert tree() == {"conf", "conf/norm", "conf/norm/soft.yaml"}
 
 
