@@ -167,8 +167,8 @@ def _with_other_data(study: StudyConfig, data: str, tasks: Sequence[str]) -> Stu
 
     return replace(
         study,
-        description=f"{study.description} Run on data={data}, for which this study fixes no threshold of having "
-        "learned, so it gives no verdict: a study file of your own does.".strip(),
+        description=f"{study.description} Run on data={data}, for which this study fixes no threshold of "
+        "having learned, so it gives no verdict: a study file of your own does.".strip(),
         overrides=kept(study.overrides),
         task_overrides={task: kept(texts) for task, texts in study.task_overrides.items()},
         cell_overrides={cell: kept(texts) for cell, texts in study.cell_overrides.items()},

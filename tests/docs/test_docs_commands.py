@@ -36,7 +36,7 @@ from rmsrepro.cli import main
 from rmsrepro.norms import registry
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WORDS = {
     "a red dog": "ein roter Hund",
     "the old house": "das alte Haus",
@@ -324,11 +324,13 @@ def test_a_study_on_other_data_loses_its_thresholds() -> None:
     quick = load_study("quick")
     other, _ = restricted(quick, [split_override("data=wmt14")])
     assert (other.tasks, other.learned, other.target) == (["translation"], {}, {})
+    assert (quick.verdict, other.verdict) == (True, False)
     assert other.margin == quick.margin
     assert other.task_overrides["translation"] == [
         text for text in quick.task_overrides["translation"] if not text.startswith(("data.num_",))
     ]
     same, _ = restricted(quick, [split_override("data=pydoc")])
+    assert same.verdict
     assert same.learned == {cell: value for cell, value in quick.learned.items() if cell.endswith("/lm")}
     with pytest.raises(UserError, match=r"data=cldr: it fits none of the tasks of study=smoke \(lm\)"):
         restricted(load_study("smoke"), [split_override("data=cldr")])
@@ -361,13 +363,9 @@ def test_reproduce_on_the_readers_corpus_for_real(workplace: Path) -> None:
     text = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
 
     def keys(head: str) -> set[str]:
-        rows = text.split(f"{head}\n", 1)[1].split("\n\n", 2 if head.startswith("#") else 1)
-        body = rows[1] if head.startswith("#") else rows[0]
-        return {
-            key
-            for row in re.findall(r"^\| (`.*?) \|", body, re.MULTILINE)
-            for key in re.findall(r"`(\w+)`", row)
-        }
+        table = text.split(f"{head}\n", 1)[1].split("\n\n", 1)[0]
+        rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        return {key for row in rows for key in re.findall(r"`(\w+)`", row)}
 
     assert keys("### result.json of a timing") == set(record)
     facts = {
