@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,7 +117,9 @@ def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list
         for note in plan.notes:
             say(f"note: {note}")
         skipped = sum(job.skipped for job in plan.jobs)
-        say(f"{len(plan.jobs)} runs: {skipped} done already, {len(plan.todo)} to do")
+        invalid = sum(job.error is not None for job in plan.jobs)
+        also = f", {invalid} invalid" if invalid else ""
+        say(f"{len(plan.jobs)} runs: {skipped} done already, {len(plan.todo)} to do{also}")
         if options.dry_run:
             _list_jobs(plan.jobs)
             return 0, [job.run_id for job in plan.jobs]
@@ -194,16 +197,40 @@ def status(overrides: list[Override]) -> int:
     if not (folder / "runs").is_dir():
         say(f"no runs in {folder} yet; start with: rmsrepro sweep study=smoke")
         return 0
+    if not options.every_s > 0:
+        raise UserError(f"every_s={options.every_s}: expected seconds above zero")
+    screen = console()
     if not options.watch:
-        console().print(_status_table(read_status(folder)))
+        now = read_status(folder)
+        if screen.is_terminal:
+            screen.print(_status_table(now))
+        else:
+            say(_status_text(now))
         return 0
-    with Live(console=console(), refresh_per_second=4) as live:
+    with Live(console=screen, refresh_per_second=4) if screen.is_terminal else nullcontext() as live:
+        told = ""
         while True:
             now = read_status(folder)
-            live.update(_status_table(now))
+            if live is not None:
+                live.update(_status_table(now))
+            elif now.headline != told:
+                told = now.headline
+                say(told)
             if not now.running and not now.left:
                 return 0
             time.sleep(options.every_s)
+
+
+def _status_text(now: object) -> str:
+    """Lines for a pipe or a file: a run a line, its id whole."""
+    from rmsrepro.runs.status import Status
+
+    assert isinstance(now, Status)
+    width = max((len(row.run_id) for row in now.rows), default=0)
+    rows = [
+        f"{row.state:<12} {row.run_id:<{width}} {row.progress:>9}  {row.note}".rstrip() for row in now.rows
+    ]
+    return "\n".join([now.headline, *rows])
 
 
 def _status_table(now: object) -> RenderableType:
