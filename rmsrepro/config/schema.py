@@ -382,16 +382,6 @@ class TrackerConfig:
 
 
 @dataclass
-class SweepConfig:
-    launcher: str = "basic"
-    """basic: one job after another in this process; joblib: n_jobs warm workers."""
-    n_jobs: int = 1
-    """Worker processes of the launcher joblib."""
-    on_error: str = "continue"
-    """continue | stop"""
-
-
-@dataclass
 class TrainConfig:
     """Everything that one training run is made from."""
 

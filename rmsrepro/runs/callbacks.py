@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -28,6 +30,7 @@ STATE_KEY = "rmsrepro"
 """Where a checkpoint keeps what this package adds to Lightning's: config, tokenizers, clocks, RNG state."""
 
 _PATIENCE = 20
+_BEAT_S = 30.0
 
 
 def synchronise(device: torch.device) -> None:
@@ -55,9 +58,16 @@ class Divergence:
         if len(self._recent) == _PATIENCE and min(self._recent) > limit:
             return (
                 f"the training loss stayed above {self._factor:g} times its start ({limit:.3g}) "
-                f"for {_PATIENCE} updates"
+                f"for {_PATIENCE} updates looked at"
             )
         return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self._first, "recent": list(self._recent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._first = state["first"]
+        self._recent = deque(state["recent"], maxlen=_PATIENCE)
 
 
 class RunCallback(L.Callback):
@@ -104,15 +114,20 @@ class RunCallback(L.Callback):
     # ------------------------------------------------------------------------ resuming
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up the token count and clocks of the checkpoint that the run continues from."""
+        """Take up the token count, clocks and divergence watch of the run's own last checkpoint."""
         self._tokens = int(state["tokens"])
         self._clocks.load_state_dict(state["clocks"])
+        self._divergence.load_state_dict(state["divergence"])
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        assert isinstance(pl_module, Task)
         checkpoint[STATE_KEY] = {
             **self._payload,
+            "pending_row": self._log.pending,
+            "training_buffer": pl_module.training_buffer(),
+            "divergence": self._divergence.state_dict(),
             "step": trainer.global_step,
             "tokens": self._tokens,
             "clocks": self._clocks.state_dict(),
@@ -122,7 +137,12 @@ class RunCallback(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        set_rng_state(checkpoint[STATE_KEY]["rng"])
+        assert isinstance(pl_module, Task)
+        state = checkpoint[STATE_KEY]
+        set_rng_state(state["rng"])
+        if state["run_id"] == self._payload["run_id"]:
+            # Not for a run that continues a parent: its first row speaks of its own updates.
+            pl_module.load_training_buffer(state["training_buffer"])
 
     # ------------------------------------------------------------------------ training
 
@@ -153,6 +173,8 @@ class RunCallback(L.Callback):
         self._last_step = step
         if step - self._start_step == self.warmup_steps:
             self._end_warmup(pl_module)
+        if time.monotonic() - self._beat > _BEAT_S:
+            self.beat(step)
         boundary = step % self._config.log_every == 0 or step >= self._config.max_steps
         if (boundary or pl_module.device.type == "cpu") and (loss := pl_module.last_loss) is not None:
             self.diverged = self._divergence.reason(float(loss))
@@ -191,6 +213,9 @@ class RunCallback(L.Callback):
     def beat(self, step: int) -> None:
         """Tell `rmsrepro status` that the run lives and how far it is."""
         self._beat = time.monotonic()
+        with contextlib.suppress(OSError):
+            # Another machine on the same disk believes in this run while its lock is fresh.
+            os.utime(self._folder / "lock.json")
         write_atomic(self._folder / "running.json", to_json({**owner_record(), **self._running(step)}))
 
     def _safe_point(self, trainer: L.Trainer, step: int) -> None:
@@ -230,7 +255,8 @@ class RunCallback(L.Callback):
             values = dict(pl_module.validation_metrics)
             self.record(step, {"train_seconds": seconds, "tokens": self._tokens, **values})
         if not math.isfinite(values.get("val_loss", 0.0)):
-            self.diverged = f"the validation loss is {values['val_loss']}"
+            self._record_training(pl_module, step)
+            self.diverged = self.diverged or f"the validation loss is {values['val_loss']}"
             trainer.should_stop = True
             return
         self._safe_point(trainer, step)
@@ -241,6 +267,17 @@ class RunCallback(L.Callback):
         self._interruption.deferring = False
 
     @property
+    def step(self) -> int:
+        """Updates made so far, those of earlier sessions included."""
+        return max(0, self._last_step)
+
+    @property
     def tokens(self) -> int:
         """Target tokens trained on so far."""
         return self._tokens
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any, **named: Any
+    ) -> None:
+        if time.monotonic() - self._beat > _BEAT_S:
+            self.beat(max(0, self._last_step))

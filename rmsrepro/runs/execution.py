@@ -86,7 +86,11 @@ class Run:
         step = start.step if start else 0
         data.start_batch = step * config.trainer.accumulate
         own = start is not None and start is not self.parent
-        self._log = MetricsLog(self.folder / "metrics.jsonl", keep_to_step=step if own else None)
+        self._log = MetricsLog(
+            self.folder / "metrics.jsonl",
+            keep_to_step=step if own else None,
+            pending=start.state["pending_row"] if own and start is not None else None,
+        )
         self._tracker = open_tracker(
             config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
         )
@@ -162,9 +166,10 @@ class Run:
         assert self._callback is not None
         if self._callback.diverged or self._callback.validated_step == self._step:
             return
-        recorded = read_metrics(self.folder / "metrics.jsonl")
-        if recorded and recorded[-1]["step"] == self._step and "val_loss" in recorded[-1]:
-            return
+        assert self._log is not None
+        newest = self._log.pending or {}
+        if newest.get("step") == self._step and "val_loss" in newest:
+            return  # resumed from a checkpoint that was written after the last validation
         self.clocks.switch("eval")
         trainer.validate(module, datamodule=data, verbose=False)
         self.clocks.switch("other")
@@ -268,6 +273,7 @@ class Run:
     def fail(self, error: Exception) -> RunResult:
         """Record an error as the run's end; the traceback lies in error.txt."""
         self.interruption.deferring = False
+        self._count_steps()
         text = explain(error)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
@@ -279,10 +285,14 @@ class Run:
         self.interruption.deferring = False
         if self._log is None:
             return
-        if self._callback is not None:
-            self._step = max((row["step"] for row in read_metrics(self._log.path)), default=0)
+        self._count_steps()
         self._close("interrupted", self._final_metrics(), "interrupted")
         self.say(f"{self.identity.run_id}: interrupted; the same command goes on from the last checkpoint")
+
+    def _count_steps(self) -> None:
+        """Count the updates of a run that broke off."""
+        if self._callback is not None:
+            self._step = max(self._step, self._callback.step)
 
     def discard(self) -> None:
         """Take back the descriptions of a run that never began; records of an earlier attempt stay."""

@@ -13,7 +13,7 @@ import torch
 
 from rmsrepro.config.compose import plain
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.norms import norm_info
 from rmsrepro.runs.files import to_json
 from rmsrepro.tasks import norm_spec
@@ -78,6 +78,9 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
         "torch": ".".join(torch.__version__.split(".")[:2]),
         "parent": parent,
     }
+    if config.trainer.divergence_factor != TrainerConfig.divergence_factor:
+        # It decides whether a run ends as `diverged`; most never touch it.
+        content["divergence_factor"] = config.trainer.divergence_factor
     digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
     group = "-".join(
         slug(part) for part in (config.task.name, config.data.name, config.model.name, spec.name)

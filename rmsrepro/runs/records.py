@@ -25,22 +25,34 @@ def parse_number(value: Any) -> Any:
 class MetricsLog:
     """Appends one row a step to `metrics.jsonl`; rows of one step are merged before they are written.
 
-    A row is held back until a later step (or `close`) shows that it is complete, so that a step's training
-    and validation figures share a row. Appending never rewrites what stands there.
+    A row is held back until a later step (or `flush`) shows that it is complete, so that a step's training
+    and validation figures share a row. The row that is held back belongs into each checkpoint (`pending`):
+    a run that goes on from there repeats no earlier step, and would never write it again.
     """
 
-    def __init__(self, path: Path, *, keep_to_step: int | None = None) -> None:
-        """Open `path`; with `keep_to_step`, first drop rows of later steps (a resumed run repeats them)."""
+    def __init__(
+        self, path: Path, *, keep_to_step: int | None = None, pending: dict[str, Any] | None = None
+    ) -> None:
+        """Open `path` anew, or go on with it.
+
+        Args:
+            keep_to_step: the step of the checkpoint that the run goes on from; rows of later steps, which it
+                will repeat, are dropped. None: begin with an empty file.
+            pending: the row that was held back when that checkpoint was written.
+        """
         self._path = path
-        self._pending: dict[str, Any] | None = None
+        self._pending = dict(pending) if keep_to_step is not None and pending else None
         if keep_to_step is not None and path.exists():
-            rows = [row for row in read_metrics(path) if row["step"] <= keep_to_step]
+            held = self._pending["step"] if self._pending else None
+            rows = [row for row in read_metrics(path) if row["step"] <= keep_to_step and row["step"] != held]
             write_atomic(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
-            if rows and rows[-1]["step"] == keep_to_step:
-                self._pending = rows[-1]
-                write_atomic(path, "".join(to_json(row, indent=None) + "\n" for row in rows[:-1]))
         elif path.exists():
             path.unlink()
+
+    @property
+    def pending(self) -> dict[str, Any] | None:
+        """A copy of the row that is held back."""
+        return dict(self._pending) if self._pending is not None else None
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Merge `values` into the row of `step`.

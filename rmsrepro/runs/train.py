@@ -91,6 +91,12 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
     existed = folder.exists()
     try:
         with lock(folder / "lock.json"), handling_signals() as interruption:
+            done = finished_result(folder)
+            if done is not None and not config.rerun:
+                # Another process finished it between the first look and the lock.
+                return RunResult(
+                    identity.run_id, folder, done["status"], skipped=True, metrics=done.get("metrics", {})
+                )
             if config.rerun and existed:
                 _archive(folder)
             run = Run(config, identity, parent, folder, console, interruption)

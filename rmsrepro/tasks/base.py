@@ -133,6 +133,20 @@ class Task(L.LightningModule, ABC):
         self._update.clear()
         return metrics
 
+    def training_buffer(self) -> dict[str, Any]:
+        """What `pop_training_metrics` will report, in types that a checkpoint may hold."""
+        return {
+            "losses": [[float(loss_sum), tokens] for loss_sum, tokens in self._losses],
+            "update": {name: float(value) for name, value in self._update.items()},
+        }
+
+    def load_training_buffer(self, state: dict[str, Any]) -> None:
+        """Take up what `training_buffer` gave, so that a resumed run reports the same means."""
+        self._losses = [
+            (torch.tensor(loss_sum, device=self.device), int(tokens)) for loss_sum, tokens in state["losses"]
+        ]
+        self._update = dict(state["update"])
+
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW and its schedule, stepped once an update."""
         optimizer, schedule = build_optimizer(self.model, self.config.optim, self.config.trainer.max_steps)

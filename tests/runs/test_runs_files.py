@@ -68,7 +68,8 @@ def test_rows_of_one_step_are_one_row(tmp_path: Path) -> None:
     assert rows[-1] == {"step": 5, "train_loss": 5.0, "val_loss": math.inf}
     with pytest.raises(ValueError, match="no slash"):
         log.add(6, {"val/loss": 1.0})
-    again = MetricsLog(tmp_path / "m.jsonl", keep_to_step=3)
+    again = MetricsLog(tmp_path / "m.jsonl", keep_to_step=3, pending={"step": 3, "train_loss": 3.0})
+    assert again.pending == {"step": 3, "train_loss": 3.0}
     again.add(3, {"val_loss": 0.5})
     again.add(4, {"train_loss": 9.0})
     again.flush()
@@ -145,7 +146,8 @@ def test_identity_is_what_changes_the_result(make_config: Make) -> None:
     other = "composite" if identity.content["backend"] == "torch" else "torch"
     assert same(f"backend={identity.content['backend']}")
     for changed in (
-        f"backend={other}", "norm.eps=1e-6", "norm.gain=false", "seed=2", "trainer.max_steps=7", "optim.lr=0.1",
+        f"backend={other}", "norm.eps=1e-6", "norm.gain=false", "seed=2", "trainer.max_steps=7",
+        "optim.lr=0.1", "trainer.divergence_factor=2.0",
         "precision=bf16-mixed", "sites=[gates_x]", "model.d_model=32", "trainer.accumulate=2",
     ):  # fmt: skip
         assert not same(changed), changed

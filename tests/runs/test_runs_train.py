@@ -139,6 +139,43 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     assert untimed(resumed) == untimed(straight)
 
 
+@pytest.mark.parametrize(("model", "task"), CASES)
+def test_a_killed_run_loses_no_row(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, model: str, task: str
+) -> None:
+    """The process ends right after a checkpoint, twice, where logging and saving do not coincide."""
+    options = (
+        "model.dropout=0.2", "trainer.accumulate=2", "trainer.max_steps=8", "trainer.val_every=4",
+        "trainer.log_every=3", "trainer.checkpoint_every=1",
+    )  # fmt: skip
+    straight = train(make_config(model, task, *options, "out_dir=straight"), console=QUIET)
+    config = make_config(model, task, *options, "out_dir=broken")
+    original = callbacks.RunCallback.save
+
+    class Killed(BaseException):
+        pass
+
+    for last in (2, 4, 5, 8):
+        with monkeypatch.context() as patch:
+
+            def save(this: Any, trainer: Any, last: int = last) -> None:
+                original(this, trainer)
+                if trainer.global_step >= last:
+                    raise Killed
+
+            patch.setattr(callbacks.RunCallback, "save", save)
+            with pytest.raises(Killed):
+                train(config, console=QUIET)
+    resumed = train(config, console=QUIET)
+    assert [row["step"] for row in untimed(straight)] == [3, 4, 6, 8]
+    assert untimed(resumed) == untimed(straight)
+    assert record(resumed)["metrics"] == record(straight)["metrics"]
+    for name, value in weights(straight).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+    lines = (resumed.path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 4
+
+
 def test_a_continued_run_equals_a_straight_one(make_config: Make) -> None:
     first = train(make_config("transformer", "lm", "trainer.max_steps=3"), console=QUIET)
     checkpoint = first.path / "checkpoints" / "last.ckpt"
@@ -196,6 +233,16 @@ def test_divergence_needs_patience_but_not_for_nan() -> None:
     assert callbacks.Divergence(3.0).reason(math.inf) is not None
 
 
+def test_divergence_is_judged_alike_after_a_resumption() -> None:
+    losses = [5.0, *([1.0] * 30), *([4.0] * 25)]
+    straight, first = callbacks.Divergence(3.0), callbacks.Divergence(3.0)
+    assert all(straight.reason(loss) is None for loss in losses)
+    assert all(first.reason(loss) is None for loss in losses[:20])
+    second = callbacks.Divergence(3.0)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert all(second.reason(loss) is None for loss in losses[20:])
+
+
 def test_an_error_in_training_is_recorded(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
         raise RuntimeError("planted")
@@ -204,6 +251,7 @@ def test_an_error_in_training_is_recorded(make_config: Make, monkeypatch: pytest
     result = train(make_config("gru", "lm"), console=QUIET)
     assert result.status == "failed"
     assert record(result)["error"] == "RuntimeError: planted"
+    assert record(result)["steps"] == 1
     assert "Traceback" in (result.path / "error.txt").read_text()
 
 
