@@ -32,7 +32,11 @@ def samples_csv(samples: Sequence[BlockSample]) -> str:
 
 
 def load_flags(processes: Sequence[Mapping[str, Any]], limit: float) -> tuple[bool, list[str]]:
-    """Whether other programs left the processor alone, as far as is known, and what to say of it."""
+    """Whether other programs left the processor alone, as far as is known, and what to say of it.
+
+    Load that the system does not tell is flagged as unknown and takes no trust: the A/A control, which
+    must be conclusive, has met that load as well.
+    """
     known = {
         process["process"]: process["other_load"]
         for process in processes

@@ -16,6 +16,9 @@ from statistics import fmean, median, stdev
 import numpy as np
 from scipy import stats
 
+AA_WIDTH = 2.5
+"""Half-width that the 95 % A/A interval may have on the log scale, as a multiple of the precision."""
+
 
 @dataclass(frozen=True)
 class BlockSample:
@@ -94,6 +97,14 @@ def _mean_log(seconds: Mapping[str, float], names: Sequence[str]) -> float:
     return fmean(math.log(seconds[name]) for name in names)
 
 
+def _exp(value: float) -> float:
+    # Two processes and a strict level make intervals that no float holds.
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
 @dataclass(frozen=True)
 class RatioEstimate:
     """t_arm / t_baseline with its interval at `level`, over `num_processes` processes."""
@@ -121,7 +132,7 @@ def estimate_ratio(
     medians = {process: median(ratios) for process, ratios in sorted(by_process.items())}
     logs = t_interval(list(medians.values()), level=level)
     return RatioEstimate(
-        ratio=Interval(math.exp(logs.estimate), math.exp(logs.low), math.exp(logs.high)),
+        ratio=Interval(_exp(logs.estimate), _exp(logs.low), _exp(logs.high)),
         num_rounds=sum(len(ratios) for ratios in by_process.values()),
         num_processes=len(medians),
         process_ratios={process: math.exp(value) for process, value in medians.items()},
@@ -141,10 +152,14 @@ class AAControl:
 def aa_control(
     samples: PairedSamples, twins: Sequence[str], *, precision: float, cells: int = 1
 ) -> AAControl:
-    """Judge the two `twins`.
+    """Judge the two `twins`. They are trusted when all of these hold:
 
-    Not trusted when their ratio is off by more than `precision`, or when its interval at
-    1 - 0.05 / `cells` excludes 1 (so that the chance of one false alarm in the report is 5 %).
+    - Their ratio is within `precision` of 1.
+    - Its interval at 1 - 0.05 / `cells` contains 1 (so that the chance of one false alarm in the report
+      is 5 %).
+    - The control is conclusive: the half-width of its 95 % interval on the log scale,
+      log(high / low) / 2, is at most 2.5 `precision` (0.05 by default). A wide interval contains 1
+      whatever the machine does. This bound does not depend on `cells`.
     """
     first, second = twins
     ratio = estimate_ratio(samples, [second], [first]).ratio
@@ -159,6 +174,12 @@ def aa_control(
         flags.append(
             f"A/A: the interval of two equal arms [{strict.low:.4f}, {strict.high:.4f}] excludes 1 "
             f"at .05 over {cells} cell{'s' if cells > 1 else ''}"
+        )
+    half_width, bound = math.log(ratio.high / ratio.low) / 2, AA_WIDTH * precision
+    if half_width > bound:
+        flags.append(
+            f"A/A: the control is too wide to tell: [{ratio.low:.4g}, {ratio.high:.4g}], a half-width of "
+            f"{half_width:.3g} on the log scale, more than {bound:g} ({AA_WIDTH:g} times the precision)"
         )
     return AAControl(ratio=ratio, trusted=not flags, flags=flags)
 

@@ -128,6 +128,32 @@ def test_other_load_takes_the_trust_and_unknown_load_is_flagged() -> None:
     )  # fmt: skip
 
 
+def test_with_unknown_load_the_trust_rests_on_the_twins() -> None:
+    unknown = "other load: unknown, the system does not tell"
+    processes = [process(number, other_load=None) for number in range(3)]
+    times = {**QUIET, "rmsnorm/composite": [0.9, 1.8, 3.6]}
+    found = tables(times, RMSNORM, processes=processes)
+    assert [(row["trusted"], row["flags"]) for row in found.comparisons()] == [(True, [unknown])]
+    assert [(row["trusted"], row["flags"]) for row in found.aa()] == [(True, [unknown])]
+
+    wide = {**times, "layernorm/composite#2": [1.1, 2.0, 4.0 / 1.1]}
+    found = tables(wide, RMSNORM, processes=processes)
+    for row in (*found.comparisons(), *found.aa()):
+        assert row["trusted"] is False
+        assert row["flags"][0].startswith("A/A: the control is too wide to tell: [0.7892, 1.267]")
+        assert row["flags"][1] == unknown
+
+
+def test_one_loud_process_takes_the_trust_where_another_is_unknown() -> None:
+    quiet, flags = load_flags([process(0, other_load=None), process(1, other_load=0.5)], 0.15)
+    assert not quiet
+    assert [flag.split(",")[0] for flag in flags] == [
+        "other load: in 1 of 2 processes other programs kept up to 0.50 cores busy "
+        "(bench.max_other_load=0.15)",
+        "other load: unknown",
+    ]
+
+
 def test_differences_inside_the_noise_are_marked() -> None:
     (row,) = tables({**QUIET, "rmsnorm/composite": [0.95, 2.1, 4.0]}, RMSNORM).comparisons()
     assert "within the noise: the interval of the ratio contains 1" in row["flags"]

@@ -139,7 +139,47 @@ def test_quiet_twins_are_trusted() -> None:
 def test_twins_that_differ_by_more_than_the_precision_are_not_trusted() -> None:
     found = aa_control(twins([0.8, 1.3, 1.05]), ["b1", "b2"], precision=0.02)
     assert not found.trusted
-    assert found.flags == ["A/A: two equal arms differ by +3.0 %, more than the precision of 2 %"]
+    assert found.flags[0] == "A/A: two equal arms differ by +3.0 %, more than the precision of 2 %"
+    assert len(found.flags) == 2
+    assert "too wide to tell" in found.flags[1]
+
+
+def test_twins_whose_interval_says_nothing_are_not_trusted() -> None:
+    found = aa_control(twins([1.6, 1 / 1.6]), ["b1", "b2"], precision=0.02)
+    # log 1.6 = 0.4700; with one degree of freedom the half-width is 12.706 times that: 5.972.
+    assert found.ratio.estimate == pytest.approx(1.0)
+    assert found.ratio.bounds() == pytest.approx([0.002549, 392.3], rel=1e-3)
+    assert not found.trusted
+    assert found.flags == [
+        "A/A: the control is too wide to tell: [0.002549, 392.3], a half-width of 5.97 on the log scale, "
+        "more than 0.05 (2.5 times the precision)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spread", "precision", "cells", "trusted"),
+    [
+        # Half-width over four processes at +-s: 3.1824 * s * sqrt(4 / 3) / 2 = 1.8374 s.
+        (0.0270, 0.02, 1, True),  # 0.0496
+        (0.0275, 0.02, 1, False),  # 0.0505
+        (0.0270, 0.02, 1000, True),
+        (0.0275, 0.02, 1000, False),
+        (0.0275, 0.03, 1, True),
+        (0.0270, 0.01, 1, False),
+    ],
+)
+def test_how_wide_the_control_may_be(spread: float, precision: float, cells: int, trusted: bool) -> None:
+    ratios = [math.exp(sign * spread) for sign in (1, -1, 1, -1)]
+    found = aa_control(twins(ratios), ["b1", "b2"], precision=precision, cells=cells)
+    assert math.log(found.ratio.high) == pytest.approx(1.8374 * spread, rel=1e-3)
+    assert found.trusted is trusted
+    assert ["too wide to tell" in flag for flag in found.flags] == ([] if trusted else [True])
+
+
+def test_an_interval_that_no_float_holds_is_no_error() -> None:
+    found = aa_control(twins([3.0, 1 / 3.0]), ["b1", "b2"], precision=0.02, cells=1000)
+    assert not found.trusted
+    assert len(found.flags) == 1
 
 
 def test_a_small_but_sure_difference_of_twins_is_not_trusted_unless_cells_explain_it() -> None:
