@@ -48,7 +48,8 @@ class WandbTracker:
 
         self._say = say
         mode = os.environ.get("WANDB_MODE") or config.tracker.mode.value
-        folder = Path(config.out_dir)
+        # wandb writes from a process of its own, which keeps the directory that it was started in.
+        folder = Path(config.out_dir).expanduser().resolve()
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=config.tracker.project,

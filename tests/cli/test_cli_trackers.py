@@ -1,0 +1,186 @@
+"""wandb is a view: no account, no prompt, no network by default, and no run is lost with it (B36)."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import LM, Ran, records
+
+Run = Callable[..., Ran]
+SHORT = [*LM, "trainer.max_steps=3", "tracker=wandb"]
+
+
+def written(run_id: str, folder: str = "outputs") -> Path:
+    [file] = Path(folder, "wandb").rglob(f"run-{run_id}.wandb")
+    return file
+
+
+def items(file: Path) -> list[Any]:
+    """What an offline wandb file holds."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, found, parts = file.read_bytes(), [], b""
+    place = 7  # the header of the file
+    while place + 7 <= len(data):
+        # LevelDB's log: blocks of 32 KiB; checksum, length and kind (1 whole, 2 first, 3 middle, 4 last).
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            found.append(record)
+            parts = b""
+    return found
+
+
+def complete(record: dict[str, Any], steps: int) -> None:
+    """The records of a run are all there, whatever became of the tracker."""
+    folder = Path("outputs/runs", record["run_id"])
+    assert record["status"] == "completed"
+    with (folder / "metrics.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, steps + 1))
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == steps
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where nobody has set anything."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def test_offline_without_account_home_or_input(program: Run) -> None:
+    before = time.monotonic()
+    empty = {
+        "WANDB_MODE": None, "WANDB_API_KEY": None, "HOME": "", "WANDB_CACHE_DIR": None,
+        "WANDB_CONFIG_DIR": None, "WANDB_DATA_DIR": None, "WANDB_SILENT": None, "NETRC": None,
+        "HF_HOME": None, "SACREBLEU": None,
+    }  # fmt: skip
+    ran = program("train", *SHORT, "norm=rmsnorm", "seed=2", "study=trial", env=empty, stdin="")
+    assert ran.code == 0, ran.out + ran.err
+    assert time.monotonic() - before < 200  # a prompt would wait for ever
+    assert "note: wandb" not in ran.out
+    assert [item.name for item in Path().iterdir()] == ["outputs"]
+    assert "login" not in (ran.out + ran.err).lower()
+    [(run_id, record)] = records().items()
+    complete(record, 3)
+    content = items(written(run_id))
+    [run] = [item.run for item in content if item.WhichOneof("record_type") == "run"]
+    assert (run.run_id, run.run_group, run.job_type) == (run_id, "trial", "transformer/lm")
+    assert list(run.tags) == ["rmsnorm", record["backend_used"]]
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["norm.name"] == "rmsnorm"
+    assert config["trainer.max_steps"] == 3
+    history = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record_.history.item}
+        for record_ in content
+        if record_.WhichOneof("record_type") == "history"
+    ]
+    logged = [row for row in history if "train_loss" in row]
+    assert [row["step"] for row in logged] == [1, 2, 3]
+    assert all(row["train_seconds"] > 0 for row in logged)
+    [ended] = [item.exit.exit_code for item in content if item.WhichOneof("record_type") == "exit"]
+    assert ended == 0
+
+
+@pytest.mark.usefixtures("offline")
+def test_each_run_of_a_sweep_is_its_own(cli: Run) -> None:
+    ran = cli("sweep", *SHORT, "norm=layernorm,rmsnorm")
+    assert ran.code == 0, ran.out
+    for run_id, record in records().items():
+        complete(record, 3)
+        assert written(run_id).is_file()
+    assert len(list(Path("outputs/wandb").glob("offline-run-*"))) == 2
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_failed_run_ends_failed(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmsrepro.runs import callbacks
+
+    def planted(this: callbacks.RunCallback, module: object, step: int) -> None:
+        if step == 2:
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(callbacks.RunCallback, "_record_training", planted)
+    assert cli("train", *SHORT).code == 1
+    [(run_id, record)] = records().items()
+    assert (record["status"], record["error"]) == ("failed", "RuntimeError: planted")
+    content = items(written(run_id))
+    [ended] = [item.exit.exit_code for item in content if item.WhichOneof("record_type") == "exit"]
+    assert ended == 1
+
+
+@pytest.mark.parametrize("how", ["environment", "key"])
+def test_disabled_writes_nothing(cli: Run, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "key":
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    ran = cli("train", *SHORT, *(["tracker.mode=disabled"] if how == "key" else []))
+    assert ran.code == 0
+    assert not Path("outputs/wandb").exists()
+    assert not Path("wandb").exists()
+    [record] = records().values()
+    complete(record, 3)
+
+
+@pytest.mark.usefixtures("offline")
+def test_without_wandb_the_records_are_complete(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises ImportError
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    assert "note: wandb is not installed: records only (pip install wandb, or tracker=none" in ran.out
+    [record] = records().values()
+    complete(record, 3)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_tracker_that_breaks_costs_no_run(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def broken(**settings: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    assert "note: wandb could not start (no space left on device); the records go on without it" in ran.out
+    [record] = records().values()
+    complete(record, 3)
+
+
+@pytest.mark.slow
+def test_each_run_of_two_workers_is_its_own(program: Run) -> None:
+    ran = program(
+        "sweep",
+        *SHORT,
+        "norm=layernorm,rmsnorm",
+        "seed=1,2",
+        "launcher=joblib",
+        "n_jobs=2",
+        env={"WANDB_MODE": None},
+    )
+    assert ran.code == 0, ran.out + ran.err
+    assert len(records()) == 4
+    for run_id in records():
+        content = items(written(run_id))
+        [run] = [item.run for item in content if item.WhichOneof("record_type") == "run"]
+        assert run.run_id == run_id
+
+
+def test_these_tests_log_to_no_server() -> None:
+    assert os.environ["WANDB_MODE"] == "disabled"
