@@ -131,19 +131,20 @@ def load_parallel(config: DataConfig, cache_dir: Path) -> ParallelCorpus:
     check_languages(config)
     notes: list[str] = []
     versions: dict[str, str] = {}
-    where = f"data={config.name}"
+    places: dict[str, str] = {}
     if isinstance(config, CldrConfig):
         read = cldr_pairs(config, cache_dir)
         versions = cldr_versions()
     elif isinstance(config, ParallelFilesConfig):
         paths = parallel_paths(config) or {}
-        where = str(paths["train"][0])
+        # A split that is cut off the training split has that one's place.
+        places = dict.fromkeys(SPLITS, str(paths["train"][0]))
+        places |= {split: str(files[0]) for split, files in paths.items()}
         read, notes = complete_splits(
-            {split: _aligned(*files) for split, files in paths.items()}, where, "pairs"
+            {split: _aligned(*files) for split, files in paths.items()}, places["train"], "pairs"
         )
     elif isinstance(config, (Multi30kConfig, Wmt14Config)):
         tables, places = _tables(config, cache_dir)
-        where = places["train"]
         read = {split: _pairs(table, config, places[split]) for split, table in tables.items()}
     else:
         raise UserError(f"data={config.name}: unknown source; use {', '.join(PARALLEL_SOURCES)}")
@@ -154,9 +155,9 @@ def load_parallel(config: DataConfig, cache_dir: Path) -> ParallelCorpus:
     for split, pairs in read.items():
         splits[split] = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
         if not splits[split]:
-            raise UserError(
-                f"{where}: no pairs in the {split} split ({len(pairs)} read, all with a blank side)"
-            )
+            where = places.get(split, f"data={config.name}")
+            reason = f"{len(pairs)} read, all with a blank side" if pairs else "0 read: it is empty"
+            raise UserError(f"{where}: no pairs in the {split} split ({reason})")
     return ParallelCorpus(
         config.name,
         splits,

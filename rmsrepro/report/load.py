@@ -49,7 +49,7 @@ def _load_run(folder: Path, problems: list[Problem]) -> RunRecord:
     config = fields.mapping(result, "config") if result else {}
     if not config:
         config = fields.read_mapping(folder / "config.yaml", problems) or {}
-    state, error = _state(folder, result, [node for node in (owner, running) if node], problems)
+    state, error = _state(folder, result, {"lock.json": owner, "running.json": running}, problems)
     source: Mapping[str, Any] = result or {}
     norm = fields.text(source, "norm") or fields.named(config, "norm")
     curve, skipped = load_curve(folder / "metrics.jsonl")
@@ -95,14 +95,17 @@ def _load_run(folder: Path, problems: list[Problem]) -> RunRecord:
 
 
 def _state(
-    folder: Path, result: dict[str, Any] | None, owners: list[dict[str, Any]], problems: list[Problem]
+    folder: Path,
+    result: dict[str, Any] | None,
+    owners: Mapping[str, dict[str, Any] | None],
+    problems: list[Problem],
 ) -> tuple[State, str]:
     """Return a run's state and its error text.
 
     A living owner (of lock.json or running.json) wins: the run is being resumed or repeated. Then
     result.json; a folder with neither was killed before it could write one.
     """
-    if any(is_alive(owner) for owner in owners):
+    if any(owner and alive(owner, folder / name) for name, owner in owners.items()):
         return State.running, ""
     if result is not None:
         status = fields.text(result, "status")
@@ -117,20 +120,12 @@ def _state(
         return State.unreadable, reason
     if (folder / "result.json").exists():
         return State.unreadable, "result.json is damaged"
-    if owners or (folder / "running.json").exists():
+    if any(owners.values()) or (folder / "running.json").exists():
         return State.interrupted, "ended without a result (its process is gone)"
     if (folder / "config.yaml").exists() or (folder / "metrics.jsonl").exists():
         return State.interrupted, "ended without a result"
     problems.append(Problem(folder, "neither result.json nor config.yaml"))
     return State.unreadable, "neither result.json nor config.yaml"
-
-
-def is_alive(owner: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote this lock or running.json is still at work."""
-    try:
-        return alive(dict(owner))
-    except (TypeError, ValueError):
-        return False
 
 
 def load_curve(path: Path) -> tuple[Mapping[str, FloatArray], list[str]]:

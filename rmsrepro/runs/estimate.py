@@ -6,9 +6,10 @@ import statistics
 
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.environment import machine
-from rmsrepro.runs.files import read_json
+from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.identity import slug
 from rmsrepro.runs.result import runs_dir
+from rmsrepro.runs.status import total_seconds
 
 
 def estimate_seconds(config: TrainConfig) -> float | None:
@@ -20,9 +21,10 @@ def estimate_seconds(config: TrainConfig) -> float | None:
     kind = "-".join(slug(part) for part in (config.task.name, config.data.name, config.model.name))
     for folder in runs_dir(config.out_dir).glob(f"{kind}-*"):
         record = read_json(folder / "result.json")
-        if record is None or record.get("status") != "completed" or not record.get("steps"):
+        if record is None or record.get("status") != "completed":
             continue
-        if record.get("machine", {}).get("cpu") != machine()["cpu"]:
+        where, steps, seconds = record.get("machine"), number(record.get("steps")), total_seconds(record)
+        if not isinstance(where, dict) or where.get("cpu") != machine()["cpu"] or steps <= 0 or seconds <= 0:
             continue
-        found.append(record["clocks"]["total_s"] / record["steps"])
+        found.append(seconds / steps)
     return statistics.median(found) * config.trainer.max_steps if found else None

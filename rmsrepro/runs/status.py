@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rmsrepro.runs.files import alive, read_json
+from rmsrepro.runs.files import alive, number, read_json
 
 
 @dataclass
@@ -28,15 +28,15 @@ class Status:
     failed: int = 0
     diverged: int = 0
     interrupted: int = 0
+    unreadable: int = 0
     left: int = 0
     seconds_left: float | None = None
 
     @property
     def headline(self) -> str:
         parts = [f"{self.completed} completed", f"{self.running} running", f"{self.failed} failed"]
-        for number, word in ((self.diverged, "diverged"), (self.interrupted, "interrupted")):
-            if number:
-                parts.append(f"{number} {word}")
+        rare = ("diverged", "interrupted", "unreadable")
+        parts += [f"{count} {word}" for word in rare if (count := getattr(self, word))]
         parts.append(f"{self.left} left")
         text = ", ".join(parts)
         return (
@@ -47,7 +47,10 @@ class Status:
 
 
 def read_status(out_dir: Path) -> Status:
-    """Read the state of every run folder, and of what the newest sweeps still want."""
+    """Read the state of every run folder, and of what the newest sweeps still want.
+
+    Nothing here raises for the content of a file.
+    """
     now = Status()
     seen: set[str] = set()
     finished_s: list[float] = []
@@ -58,7 +61,7 @@ def read_status(out_dir: Path) -> Status:
         running = read_json(folder / "running.json")
         owner = read_json(folder / "lock.json")
         result = read_json(folder / "result.json")
-        if owner is not None and alive(owner):
+        if owner is not None and alive(owner, folder / "lock.json"):
             now.running += 1
             now.rows.append(Row("running", folder.name, _progress(running)))
             continue
@@ -69,13 +72,15 @@ def read_status(out_dir: Path) -> Status:
         state = str(result.get("status"))
         if state == "completed":
             now.completed += 1
-            finished_s.append(float(result.get("clocks", {}).get("total_s", 0.0)))
+            if seconds := total_seconds(result):
+                finished_s.append(seconds)
         elif state in ("failed", "diverged", "interrupted"):
             setattr(now, state, getattr(now, state) + 1)
-            note = "the same command goes on" if state == "interrupted" else str(result.get("error") or "")
-            now.rows.append(
-                Row(state, folder.name, str(result.get("steps", "")), note.splitlines()[0] if note else "")
-            )
+            note = "the same command goes on" if state == "interrupted" else _line(result.get("error"))
+            now.rows.append(Row(state, folder.name, _line(result.get("steps")), note))
+        else:
+            now.unreadable += 1
+            now.rows.append(Row("unreadable", folder.name, "", f"unknown status {state!r}"))
     wanted = {run_id for manifest in _manifests(out_dir) for run_id in manifest}
     waiting = sorted(wanted - seen)
     now.left = len(waiting) + now.interrupted
@@ -91,15 +96,27 @@ def read_status(out_dir: Path) -> Status:
 def _progress(running: dict[str, Any] | None) -> str:
     if running is None or "step" not in running:
         return ""
-    age = time.time() - float(running.get("updated", time.time()))
+    age = time.time() - number(running.get("updated"), time.time())
     stale = f" ({age / 60:.0f} min ago)" if age > 120 else ""
-    return f"{running['step']}/{running.get('max_steps', '?')}{stale}"
+    return f"{_line(running['step'])}/{_line(running.get('max_steps')) or '?'}{stale}"
+
+
+def total_seconds(result: dict[str, Any]) -> float:
+    """Return the seconds that a run's record says it took; 0 where it does not say."""
+    clocks = result.get("clocks")
+    return number(clocks.get("total_s")) if isinstance(clocks, dict) else 0.0
+
+
+def _line(value: Any) -> str:
+    """The first line of a record's value as a text; empty for none."""
+    return "" if value is None else next(iter(str(value).splitlines()), "")
 
 
 def _manifests(out_dir: Path) -> list[list[str]]:
     found = []
     for file in (out_dir / "sweeps").glob("*.json"):
         content = read_json(file)
-        if content is not None:
-            found.append([str(job.get("run_id")) for job in content.get("jobs", [])])
+        jobs = content.get("jobs") if content is not None else None
+        if isinstance(jobs, list):
+            found.append([str(job["run_id"]) for job in jobs if isinstance(job, dict) and "run_id" in job])
     return found

@@ -24,12 +24,13 @@ from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, Placement, TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, norm_info, resolve_backend
-from rmsrepro.runs.files import to_json, write_atomic
+from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
+from rmsrepro.runs.status import total_seconds
 from rmsrepro.runs.train import train
 from rmsrepro.tasks import norm_spec
 
@@ -120,7 +121,7 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
         done = finished_result(runs_dir(job.config.out_dir) / job.run_id)
         if done is not None and not job.config.rerun and job.error is None:
             job.skipped, job.status = True, str(done["status"])
-            job.seconds = float(done.get("clocks", {}).get("total_s", 0.0))
+            job.seconds = total_seconds(done)
     return SweepPlan(list(merged.values()), notes)
 
 
@@ -285,11 +286,13 @@ def _stop_workers(patience_s: float = 15.0) -> None:
 def run_job(config: DictConfig) -> dict[str, Any]:
     """What a launcher runs for each job, here or in a worker: train, and tell how it ended."""
     run_id, start = "", time.perf_counter()
+    typed: TrainConfig | None = None
     try:
         load_plugins(list(config.plugins))
         typed = to_train_config(config)
         drop_foreign_parameters(typed)
-        result = train(resolve(typed), console=Console(quiet=True), report_errors=True)
+        typed = resolve(typed)
+        result = train(typed, console=Console(quiet=True), report_errors=True)
         run_id, status, error = result.run_id, result.status, result.error
     except Interrupted as interrupted:
         if os.environ.get(_PARENT) != str(os.getpid()):
@@ -298,7 +301,26 @@ def run_job(config: DictConfig) -> dict[str, Any]:
         raise
     except Exception as problem:
         status, error = "failed", explain(problem)
+        if typed is not None:
+            run_id = _record_early_failure(typed, problem)
     return {"run_id": run_id, "status": status, "error": error, "seconds": time.perf_counter() - start}
+
+
+def _record_early_failure(config: TrainConfig, problem: Exception) -> str:
+    """Record a job that failed before its run began; return the id that its record has.
+
+    That is the id that the sweep planned, which `status` and the monitor wait for, unless that folder
+    holds more than such a record.
+    """
+    job = Job([], config)
+    with contextlib.suppress(Exception):  # whatever is wrong with the job, `problem` tells it
+        _identify(job, {})
+    folder = runs_dir(config.out_dir) / job.run_id
+    if not job.run_id or (folder.exists() and (read_json(folder / "result.json") or {}).get("steps") != 0):
+        job.run_id = failed_id(config)
+    with contextlib.suppress(OSError):
+        record_failure(config, job.run_id, problem)
+    return job.run_id
 
 
 def drop_foreign_parameters(config: TrainConfig) -> None:

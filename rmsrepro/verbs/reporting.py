@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
@@ -132,7 +133,8 @@ def norms(overrides: list[Override]) -> int:
             info = norm_info(name)
         except (ValueError, TypeError, ImportError) as error:
             raise UserError(str(error)) from error
-        table.add_row(name, "\n".join(_parameters(info.params_class)), "\n".join(info.backends), info.summary)
+        cells = name, "\n".join(_parameters(info.params_class)), "\n".join(info.backends), info.summary
+        table.add_row(*map(Text, cells))
     console().print(table)
     return 0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from rmsrepro.config.bench import BenchConfig, BenchJobConfig, check_bench_config
 from rmsrepro.config.errors import UserError
@@ -108,7 +109,9 @@ def run_prepared_bench(prepared: PreparedBench) -> Any:
     try:
         if screen.is_terminal:
             with screen.status("timing") as spinner:
-                return run_bench(settings, base=base, norms=norms, on_progress=spinner.update)
+                return run_bench(
+                    settings, base=base, norms=norms, on_progress=lambda line: spinner.update(Text(line))
+                )
         return run_bench(settings, base=base, norms=norms, on_progress=lambda line: say(line, stderr=True))
     except BenchError as error:
         raise BenchFailed(str(error)) from error
@@ -133,9 +136,9 @@ def comparison_table(result: dict[str, Any]) -> Table:
     for row in result["comparisons"]:
         low, high = row["time_reduction_ci"]
         table.add_row(
-            row["arm"],
-            row["baseline"],
-            f"{row['time_reduction_pct']:.1f} % [{low:.1f}, {high:.1f}]",
+            Text(str(row["arm"])),
+            Text(str(row["baseline"])),
+            Text(f"{row['time_reduction_pct']:.1f} % [{low:.1f}, {high:.1f}]"),
             f"{row['aa_ratio']:.3f}",
             "yes" if row["trusted"] else "no",
         )

@@ -244,5 +244,6 @@ def _status_table(now: object) -> RenderableType:
     for heading, justify in (("state", "left"), ("run", "left"), ("step", "right"), ("note", "left")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in now.rows:
-        table.add_row(row.state, row.run_id, row.progress, row.note)
+        # As Text: a [ in an error is no markup.
+        table.add_row(*map(Text, (row.state, row.run_id, row.progress, row.note)))
     return Group(headline, table)

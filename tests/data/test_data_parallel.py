@@ -91,6 +91,23 @@ def test_nothing_but_blank_pairs(tmp_path: Path) -> None:
         load_parallel(plain(tmp_path, "", ""), tmp_path)
 
 
+def test_an_empty_split_is_named_by_its_own_file(tmp_path: Path) -> None:
+    config = plain(tmp_path, "a\n", "b\n")
+    for name in ("val.en", "val.de"):
+        (tmp_path / name).write_text("")
+    config.val_src, config.val_tgt = str(tmp_path / "val.en"), str(tmp_path / "val.de")
+    with pytest.raises(UserError) as caught:
+        load_parallel(config, tmp_path)
+    assert str(caught.value) == f"{tmp_path / 'val.en'}: no pairs in the val split (0 read: it is empty)"
+    (tmp_path / "val.en").write_text("\n")
+    (tmp_path / "val.de").write_text("x\n")
+    with pytest.raises(UserError) as caught:
+        load_parallel(config, tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'val.en'}: no pairs in the val split (1 read, all with a blank side)"
+    )
+
+
 def test_multi30k_files(multi30k: Path, pairs: list[tuple[str, str]], tmp_path: Path) -> None:
     corpus = load_parallel(Multi30kConfig(path=str(multi30k)), tmp_path / "cache")
     assert corpus.splits == {"train": pairs, "val": pairs[:3], "test": pairs[3:5]}

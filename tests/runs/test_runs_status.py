@@ -31,6 +31,7 @@ from rmsrepro.verbs.common import composer
 from rmsrepro.verbs.training import _status_table
 
 Make = Callable[..., TrainConfig]
+OWNER_FIELDS = ("pid", "host", "start", "updated", "step", "max_steps")
 
 
 def write(out_dir: Path, name: str, **content: Any) -> Path:
@@ -64,7 +65,8 @@ def test_every_state_is_counted_and_shown(tmp_path: Path) -> None:
 
 
 def test_damaged_fields_cost_nothing_but_themselves(tmp_path: Path) -> None:
-    for number, clocks in enumerate([None, [], "x", {"total_s": None}, {"total_s": "x"}, {"total_s": "nan"}]):
+    damaged: list[Any] = [None, [], "x", {"total_s": None}, {"total_s": "x"}, {"total_s": "nan"}]
+    for number, clocks in enumerate(damaged):
         write(tmp_path, f"a{number}", status="completed", clocks=clocks)
     write(tmp_path, "b", status="completed", clocks={"total_s": 4.0})
     write(tmp_path, "c", status="failed", steps=None, error=["\n"])
@@ -77,24 +79,23 @@ def test_damaged_fields_cost_nothing_but_themselves(tmp_path: Path) -> None:
     for name, content in enumerate([{"jobs": None}, {"jobs": [None, {}, {"run_id": "w"}]}, []]):
         (tmp_path / "sweeps" / f"{name}.json").write_text(json.dumps(content))
     now = read_status(tmp_path)
-    assert (now.completed, now.running, now.failed, now.unreadable, now.left) == (7, 1, 1, 2, 1)
-    assert now.seconds_left == 4.0 * 1.5
+    assert (now.completed, now.running, now.failed, now.unreadable) == (7, 1, 1, 1)
+    assert (now.interrupted, now.left) == (1, 2)
+    assert now.seconds_left == 4.0 * 2.5
     assert now.rows == [
         Row("failed", "c", "", "['\\n']"),
         Row("unreadable", "d", "", "unknown status 'None'"),
-        Row("unreadable", "e", "", "result.json is damaged"),
+        Row("interrupted", "e", "", "the same command goes on"),
         Row("running", "f", "/?"),
         Row("waiting", "w"),
     ]
-    assert "2 unreadable" in now.headline
+    assert "1 unreadable" in now.headline
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["status", "clocks", "steps", "error", "pid", "host", "start", "updated", "step", "max_steps", "jobs"]
-        ),
+        st.sampled_from([*OWNER_FIELDS, "status", "clocks", "steps", "error", "jobs"]),
         st.one_of(
             st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([None]),
             st.just({"total_s": None}), st.sampled_from(["completed", "failed", socket.gethostname()]),
@@ -107,7 +108,7 @@ def test_any_value_of_any_field_is_survived(tmp_path: Path, content: dict[str, A
     for file in ("result.json", "running.json", "lock.json", "../../sweeps/s.json"):
         (folder / file).write_text(json.dumps(content))
     now = read_status(tmp_path)
-    assert now.completed + now.running + now.failed + now.unreadable == 1
+    assert now.completed + now.running + now.failed + now.unreadable + now.interrupted == 1
 
 
 def test_an_estimate_passes_over_damaged_records(make_config: Make, tmp_path: Path) -> None:
@@ -152,8 +153,8 @@ def test_texts_in_tables_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert STRANGE in shown
     assert "run[1]" in shown
     comparison = {
-        "arm": "plugin:A[/b]", "baseline": "layer[x]", "time_reduction_pct": 7.0, "time_reduction_ci": [5.0, 9.0],
-        "aa_ratio": 1.0, "trusted": True,
+        "arm": "plugin:A[/b]", "baseline": "layer[x]", "time_reduction_pct": 7.0,
+        "time_reduction_ci": [5.0, 9.0], "aa_ratio": 1.0, "trusted": True,
     }  # fmt: skip
     shown = rendered(timing.comparison_table({"comparisons": [comparison]}))
     assert "plugin:A[/b]" in shown
