@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -23,15 +23,30 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Holds a signal back while a training step is under way; a second one is not held back."""
+    """Holds a signal back while a training step is under way; the same one again is not held back.
 
-    def __init__(self) -> None:
+    Another signal after the first is the same request once more (Ctrl-C reaches every process of a terminal,
+    and the sweep then sends SIGTERM to its workers), so it does not disturb a run that is being saved.
+
+    Args:
+        before: called at the first signal, before `Interrupted` is raised.
+    """
+
+    def __init__(self, before: Callable[[], None] | None = None) -> None:
         self.pending: int | None = None
         self.deferring = False
+        self._first: int | None = None
+        self._before = before
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.deferring and self.pending is None:
-            self.pending = signum
+        if self._first is None:
+            self._first = signum
+            if self._before is not None:
+                self._before()
+            if self.deferring:
+                self.pending = signum
+                return
+        elif signum != self._first:
             return
         raise Interrupted(signum)
 
@@ -50,15 +65,15 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def handling_signals() -> Iterator[Interruption]:
+def handling_signals(before: Callable[[], None] | None = None) -> Iterator[Interruption]:
     """Handle SIGINT and SIGTERM for the body (outside the main thread: only `Interruption`, no handler)."""
-    interruption = Interruption()
+    interruption = Interruption(before)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = interruption.install()
+    handlers = interruption.install()
     try:
         yield interruption
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +30,15 @@ from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
 from rmsrepro.runs.train import train
+from rmsrepro.runs.workers import (
+    become_sweep,
+    is_worker,
+    stop_after_this_job,
+    stop_workers,
+    told_to_stop,
+    watch_between_jobs,
+)
 from rmsrepro.tasks import norm_spec
-
-_PARENT = "RMSREPRO_SWEEP_PROCESS"
 
 
 @dataclass
@@ -257,36 +261,19 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
 
 def _interruptible(run: Callable[[list[list[str]]], list[Any]], jobs: list[list[str]]) -> list[Any]:
     """Run the jobs; a signal to this process ends its workers, which save their runs first."""
-    os.environ[_PARENT] = str(os.getpid())
-    with handling_signals():
-        try:
-            return run(jobs)
-        except Interrupted:
-            _stop_workers()
-            raise
-
-
-def _stop_workers(patience_s: float = 15.0) -> None:
-    """Ask the worker processes to stop, and after `patience_s` make them."""
-    from joblib.externals.loky import reusable_executor
-
-    executor = reusable_executor._executor
-    if executor is None:
-        return
-    processes = list((executor._processes or {}).values())
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError, TypeError):
-            os.kill(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
-    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    executor.shutdown(wait=False, kill_workers=True)
+    become_sweep()
+    # The workers are stopped before the exception: joblib kills them outright when it sees one.
+    with handling_signals(before=stop_workers):
+        return run(jobs)
 
 
 def run_job(config: DictConfig) -> dict[str, Any]:
     """What a launcher runs for each job, here or in a worker: train, and tell how it ended."""
     run_id, start = "", time.perf_counter()
     typed: TrainConfig | None = None
+    watch_between_jobs()
+    if told_to_stop():
+        return {"run_id": run_id, "status": "planned", "error": None, "seconds": 0.0}
     try:
         load_plugins(list(config.plugins))
         typed = to_train_config(config)
@@ -294,11 +281,11 @@ def run_job(config: DictConfig) -> dict[str, Any]:
         typed = resolve(typed)
         result = train(typed, console=Console(quiet=True), report_errors=True)
         run_id, status, error = result.run_id, result.status, result.error
-    except Interrupted as interrupted:
-        if os.environ.get(_PARENT) != str(os.getpid()):
-            # A worker that lives on would be given the next job.
-            os._exit(interrupted.exit_code)
-        raise
+    except Interrupted:
+        if not is_worker():
+            raise
+        stop_after_this_job()
+        status, error = "interrupted", None
     except Exception as problem:
         status, error = "failed", explain(problem)
         if typed is not None:

@@ -153,8 +153,8 @@ def test_workers_find_the_users_norms(program: Run, module: str) -> None:
     Path("conf/norm").mkdir(parents=True)
     Path("conf/norm/soft.yaml").write_text("name: powernorm\npower: 2.5\n")
     ran = program(
-        "sweep", *SHORT, f"plugins=[{module}]", f"norm=layernorm,powernorm,soft,{module}:Plain", "norm.power=2",
-        "launcher=joblib", "n_jobs=2",
+        "sweep", *SHORT, f"plugins=[{module}]", f"norm=layernorm,powernorm,soft,{module}:Plain",
+        "norm.power=2", "launcher=joblib", "n_jobs=2",
     )  # fmt: skip
     assert ran.code == 0, ran.out + ran.err
     found = {record["norm"]: record for record in records().values()}

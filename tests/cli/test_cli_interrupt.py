@@ -1,0 +1,179 @@
+"""Ctrl-C and SIGTERM: the exit code says so, the record is true, no process stays, it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rmsrepro.runs.files import alive, read_json
+from tests.cli.running import LM, Ran, command, environment, records
+
+Run = Callable[..., Ran]
+LONG = [*LM, "trainer.max_steps=300", "trainer.val_every=100", "trainer.checkpoint_every=10"]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a command in a session of its own, so that a signal can go to all of it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def running() -> dict[str, int]:
+    """Run id -> step of the runs under way."""
+    found = {file.parent.name: read_json(file) for file in Path("outputs/runs").glob("*/running.json")}
+    return {name: int(content.get("step", 0)) for name, content in found.items() if content is not None}
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def owners() -> list[dict[str, object]]:
+    found = [read_json(file) for file in Path("outputs/runs").glob("*/lock.json")]
+    return [content for content in found if content is not None]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_an_interrupted_run(
+    start: Callable[..., subprocess.Popen[str]], cli: Run, number: signal.Signals, code: int
+) -> None:
+    process = start("train", *LONG)
+    wait_for(lambda: any(step >= 10 for step in running().values()), process)
+    status = cli("status")
+    assert status.out.startswith("0 completed, 1 running, 0 failed")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == code, (out, err)
+    assert "Traceback" not in out + err
+    assert "interrupted; the same command goes on from the last checkpoint" in out
+    [(run_id, record)] = records().items()
+    folder = Path("outputs/runs", run_id)
+    assert record["status"] == "interrupted"
+    assert 10 <= record["steps"] < 300
+    assert not (folder / "running.json").exists()
+    assert not (folder / "lock.json").exists()
+    assert [row["step"] for row in rows(folder)] == list(range(1, record["steps"] + 1))
+    assert "0 completed, 0 running, 0 failed, 1 interrupted, 1 left" in cli("status").out
+    again = cli("train", *LONG)
+    assert again.code == 0
+    assert "resumed at step " in again.out
+    [(same, finished)] = records().items()
+    assert (same, finished["status"], finished["steps"]) == (run_id, "completed", 300)
+    assert [row["step"] for row in rows(folder)] == list(range(1, 301))
+    # As if nothing had been.
+    assert cli("train", *LONG, "out_dir=straight").code == 0
+    [straight] = records("straight").values()
+    assert finished["metrics"]["val_loss"] == straight["metrics"]["val_loss"]
+    assert finished["metrics"]["test_loss"] == straight["metrics"]["test_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["the program", "the whole terminal"])
+def test_an_interrupted_sweep_of_workers(
+    start: Callable[..., subprocess.Popen[str]], cli: Run, to: str
+) -> None:
+    jobs = [*LONG, "norm=rmsnorm", "seed=1,2,3", "launcher=joblib", "n_jobs=2"]
+    process = start("sweep", *jobs)
+    wait_for(lambda: sum(step >= 5 for step in running().values()) >= 2, process)
+    workers = owners()
+    assert len(workers) == 2
+    if to == "the program":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, (out, err)
+    assert "Traceback" not in out + err, err
+    wait = time.monotonic() + 30
+    while any(alive(worker) for worker in workers) and time.monotonic() < wait:
+        time.sleep(0.1)
+    assert not any(alive(worker) for worker in workers)
+    found = records()
+    assert sorted(record["status"] for record in found.values()) == ["interrupted", "interrupted"]
+    assert owners() == []
+    assert running() == {}
+    assert "2 interrupted, 3 left" in cli("status").out
+    again = cli("sweep", *[text for text in jobs if text not in ("launcher=joblib", "n_jobs=2")])
+    assert again.code == 0, again.out
+    assert {record["status"] for record in records().values()} == {"completed"}
+    assert len(records()) == 3
+    assert set(found) < set(records())
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_in_one_process(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
+    jobs = [*LONG, "norm=rmsnorm", "seed=1,2"]
+    process = start("sweep", *jobs)
+    wait_for(lambda: any(step >= 5 for step in running().values()), process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 143, (out, err)
+    assert "Traceback" not in out + err
+    assert [record["status"] for record in records().values()] == ["interrupted"]
+    assert cli("sweep", *jobs).code == 0
+    assert [record["status"] for record in records().values()] == ["completed"] * 2
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
+    process = start("train", *LONG)
+    wait_for(lambda: any(step >= 15 for step in running().values()), process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert "0 completed, 0 running, 0 failed, 1 interrupted, 1 left" in cli("status").out
+    again = cli("train", *LONG)
+    assert again.code == 0
+    assert "resumed at step " in again.out
+    [record] = records().values()
+    assert (record["status"], record["steps"]) == ("completed", 300)
+
+
+def test_a_run_that_another_process_is_at(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
+    process = start("train", *LONG, "trainer.max_steps=3000")
+    wait_for(lambda: bool(owners()), process)
+    busy = cli("train", *LONG, "trainer.max_steps=3000")
+    assert busy.code == 0
+    assert f"another process (pid {process.pid}) is at work on it; left to it" in busy.out
+    swept = cli("sweep", *LONG, "trainer.max_steps=3000")
+    assert swept.code == 0
+    assert "1 busy" in swept.out
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=100)
+    assert process.returncode == 130
