@@ -72,7 +72,17 @@ def launch(
     context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
     runner = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
     returns = runner.launch([[*base, *job] for job in jobs], initial_job_idx=0)
+    if launcher == "joblib":
+        _end_workers()
     return [item.return_value for item in returns]
+
+
+def _end_workers() -> None:
+    """End the idle workers: what follows a sweep, such as a timing, should have the machine to itself."""
+    from joblib.externals.loky import reusable_executor
+
+    if reusable_executor._executor is not None:
+        reusable_executor._executor.shutdown(wait=True)
 
 
 def _let_workers_import() -> None:
