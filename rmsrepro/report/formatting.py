@@ -84,6 +84,8 @@ def seconds(value: float) -> str:
         return f"{value * 1e6:.3g} us"
     if value < 1:
         return f"{value * 1e3:.3g} ms"
+    if value < 10:
+        return f"{value:.2f} s"
     if value < 120:
         return f"{value:.1f} s"
     if value < 7200:

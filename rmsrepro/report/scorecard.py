@@ -11,7 +11,7 @@ from rmsrepro.report import formatting
 from rmsrepro.report.cells import Arm, Cell
 from rmsrepro.report.reading import read
 from rmsrepro.report.statistics import PairedDifference, holm
-from rmsrepro.report.timing import Reaching, StepTime, reaching, step_time_of, unpaired_step_ms
+from rmsrepro.report.timing import Reaching, StepTime, reaching, step_time_of, unpaired_step
 from rmsrepro.report.verdict import Outcome, Pairs, Verdict, better_or_worse, judge, pair_up
 
 NO_VERDICT = Verdict(Outcome.none, "")
@@ -170,7 +170,7 @@ def _row(
         secondary=secondary,
         step_time=step_time_of(cell, arm, times),
         reaching=reaching(arm, target_metric, target) if target is not None else None,
-        unpaired_ms=unpaired_step_ms(arm),
+        unpaired_ms=unpaired_step(arm),
     )
 
 
@@ -198,7 +198,7 @@ def _baseline_row(
         mean=math.fsum(values) / len(values) if values else math.nan,
         n=len(values),
         reaching=reaching(arm, target_metric, target) if arm and target is not None else None,
-        unpaired_ms=unpaired_step_ms(arm) if arm else "-",
+        unpaired_ms=unpaired_step(arm) if arm else "-",
     )
 
 

@@ -174,8 +174,8 @@ def reaching(arm: Arm, metric: str, target: float) -> Reaching | None:
     )
 
 
-def unpaired_step_ms(arm: Arm) -> str:
-    """Training time a step in ms: the median over finished runs. Unpaired, so never a percentage."""
+def unpaired_step(arm: Arm) -> str:
+    """Training time a step with its unit: the median over finished runs. Unpaired, so never a percentage."""
     runs = [run for run in arm.runs.values() if run.finished and run.steps]
     if not runs:
         return "-"
@@ -183,5 +183,6 @@ def unpaired_step_ms(arm: Arm) -> str:
         return "contended"
     if len({machine_name(run.machine) for run in runs}) > 1:
         return "several machines"
-    value = median([1e3 * run.clocks.get("train_s", math.nan) / (run.steps or 1) for run in runs])
-    return "-" if math.isnan(value) else f"{value:.3g} ms"
+    return formatting.seconds(
+        median([run.clocks.get("train_s", math.nan) / (run.steps or 1) for run in runs])
+    )
