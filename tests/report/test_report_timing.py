@@ -122,7 +122,7 @@ def test_time_to_target_is_a_median_over_seeds(card: Callable[..., Scorecard]) -
     assert row.reaching.steps == (180.0, 180.0, 180.0)
     assert row.reaching.seconds == pytest.approx((9.18, 9.36, 9.54))
     assert row.reaching.steps_text == "180"
-    assert row.reaching.seconds_text == "9.4 s"
+    assert row.reaching.seconds_text == "9.36 s"
 
 
 def test_an_unreached_target_is_infinite_and_counted(card: Callable[..., Scorecard]) -> None:
