@@ -245,6 +245,14 @@ def to_train_config(config: DictConfig, experiment: str | None = None) -> schema
     except OmegaConfBaseException as error:
         raise UserError(explain(error)) from error
     assert isinstance(result, schema.TrainConfig)
+    for key, values in (
+        ("sites", result.sites),
+        ("optim.betas", result.optim.betas),
+        ("plugins", result.plugins),
+    ):
+        # OmegaConf checks the elements of a list, but not that they are no lists themselves.
+        if any(isinstance(value, list | dict) for value in values):
+            raise UserError(f"{key}: expected a list without lists or keys inside, as in {key}=[a,b]")
     norm = result.norm
     result.norm = {
         item.name: value.value if isinstance(value, Enum) else value

@@ -16,7 +16,8 @@ from rmsrepro.runs.files import alive, read_json
 from tests.cli.running import LM, Ran, command, environment, records
 
 Run = Callable[..., Ran]
-LONG = [*LM, "trainer.max_steps=300", "trainer.val_every=100", "trainer.checkpoint_every=10"]
+STEPS = 400
+LONG = [*LM, f"trainer.max_steps={STEPS}", "trainer.val_every=200", "trainer.checkpoint_every=20"]
 
 
 @pytest.fixture
@@ -76,8 +77,6 @@ def test_an_interrupted_run(
 ) -> None:
     process = start("train", *LONG)
     wait_for(lambda: any(step >= 10 for step in running().values()), process)
-    status = cli("status")
-    assert status.out.startswith("0 completed, 1 running, 0 failed")
     process.send_signal(number)
     out, err = process.communicate(timeout=100)
     assert process.returncode == code, (out, err)
@@ -86,7 +85,7 @@ def test_an_interrupted_run(
     [(run_id, record)] = records().items()
     folder = Path("outputs/runs", run_id)
     assert record["status"] == "interrupted"
-    assert 10 <= record["steps"] < 300
+    assert 10 <= record["steps"] < STEPS
     assert not (folder / "running.json").exists()
     assert not (folder / "lock.json").exists()
     assert [row["step"] for row in rows(folder)] == list(range(1, record["steps"] + 1))
@@ -95,8 +94,8 @@ def test_an_interrupted_run(
     assert again.code == 0
     assert "resumed at step " in again.out
     [(same, finished)] = records().items()
-    assert (same, finished["status"], finished["steps"]) == (run_id, "completed", 300)
-    assert [row["step"] for row in rows(folder)] == list(range(1, 301))
+    assert (same, finished["status"], finished["steps"]) == (run_id, "completed", STEPS)
+    assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1))
     # As if nothing had been.
     assert cli("train", *LONG, "out_dir=straight").code == 0
     [straight] = records("straight").values()
@@ -162,16 +161,17 @@ def test_a_killed_run_goes_on(start: Callable[..., subprocess.Popen[str]], cli: 
     assert again.code == 0
     assert "resumed at step " in again.out
     [record] = records().values()
-    assert (record["status"], record["steps"]) == ("completed", 300)
+    assert (record["status"], record["steps"]) == ("completed", STEPS)
 
 
 def test_a_run_that_another_process_is_at(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
-    process = start("train", *LONG, "trainer.max_steps=3000")
+    process = start("train", *LONG, "trainer.max_steps=9000")
     wait_for(lambda: bool(owners()), process)
-    busy = cli("train", *LONG, "trainer.max_steps=3000")
+    busy = cli("train", *LONG, "trainer.max_steps=9000")
     assert busy.code == 0
     assert f"another process (pid {process.pid}) is at work on it; left to it" in busy.out
-    swept = cli("sweep", *LONG, "trainer.max_steps=3000")
+    assert cli("status").out.startswith("0 completed, 1 running, 0 failed, 0 left")
+    swept = cli("sweep", *LONG, "trainer.max_steps=9000")
     assert swept.code == 0
     assert "1 busy" in swept.out
     process.send_signal(signal.SIGINT)

@@ -187,6 +187,8 @@ def test_keys_follow_the_chosen_model(refused: Refused, compose: Compose) -> Non
             "cand_x, cand_h)",
         ),
         ("optim.betas=0.9", "optim.betas: expected a list, as in optim.betas=[a,b]"),
+        ("optim.betas=[[1],2]", "optim.betas: expected a list without lists or keys inside"),
+        ("sites=[[]]", "sites: expected a list without lists or keys inside, as in sites=[a,b]"),
         ("optim.betas=[a,b]", "optim.betas[0]=a: expected a number"),
         ("plugins=mymod", "plugins: expected a list, as in plugins=[a,b]"),
         ("study_name=[a]", "study: expected text"),
