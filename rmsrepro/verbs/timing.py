@@ -28,7 +28,7 @@ def bench(overrides: list[Override]) -> int:
         if arm.get("status", "ok") not in ("ok", "measured"):
             say(f"{arm['arm']}: {arm['status']}: {arm.get('reason', '')}")
     say(f"records: {result.path}")
-    if result.result["status"] == "incomplete":
+    if result.result.get("status") == "incomplete":
         say("incomplete: no baseline was measured soundly, so nothing is compared", stderr=True)
         return 1
     return 0
