@@ -149,7 +149,11 @@ def test_a_class_that_is_no_norm(cli: Run, module: str, text: str, message: str)
     assert message in cli("train", *SHORT, f"norm={module}:Plain").error
 
 
-def test_workers_find_the_users_norms(program: Run, module: str) -> None:
+def test_workers_find_the_users_norms(program: Run, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Path("it's [my] dir, ~x {y} $z")
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    Path("my_norms.py").write_text(MODULE)
     Path("conf/norm").mkdir(parents=True)
     Path("conf/norm/soft.yaml").write_text("name: powernorm\npower: 2.5\n")
     ran = program(

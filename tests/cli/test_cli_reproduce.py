@@ -1,61 +1,95 @@
-"""`rmsrepro reproduce` from nothing to a page, and a second time from its records."""
+"""A study from its runs to its page, by one command."""
 
 from __future__ import annotations
 
-import csv
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rmsrepro.cli import main
+from tests.cli.running import Ran, records
 
-COMMAND = [
-    "reproduce",
-    "study=smoke",
-    "trainer.max_steps=4",
-    "trainer.val_every=2",
-    "data.max_len=16",
-    "data.batch_tokens=64",
-    "model.d_model=16",
-    "tracker=none",
-    "bench.processes=2",
-    "bench.rounds=2",
-    "bench.budget_s=2",
-    "bench.warmup_s=0",
-]
+Run = Callable[..., Ran]
+
+STUDY = """\
+name: tiny
+title: A tiny study
+norms: [layernorm, rmsnorm]
+models: [gru]
+tasks: [lm]
+seeds: [1, 2]
+verdict: false
+overrides: [debug=fast, model.d_model=16, trainer.max_steps=2]
+"""
+BENCH = """\
+bench:
+  cells: [gru/lm]
+  overrides: [bench.processes=2, bench.budget_s=2, bench.warmup_s=0.05, bench.rounds=5, bench.num_threads=1]
+"""
+
+
+@pytest.fixture
+def study() -> None:
+    Path("conf/study").mkdir(parents=True)
+    Path("conf/study/tiny.yaml").write_text(STUDY)
+    Path("conf/study/timed.yaml").write_text(STUDY.replace("name: tiny", "name: timed") + BENCH)
+
+
+def page_of(ran: Ran) -> Path:
+    [line] = [line for line in ran.out.splitlines() if line.startswith("page: ")]
+    return Path(line.removeprefix("page: "))
+
+
+@pytest.mark.usefixtures("study")
+def test_a_study_without_timing(cli: Run) -> None:
+    ran = cli("reproduce", "study=tiny")
+    assert ran.code == 0, ran.err
+    assert "== A tiny study: 1 cells, 2 seeds" in ran.out
+    found = records()
+    assert {(record["norm"], record["seed"]) for record in found.values()} == {
+        ("layernorm", 1), ("layernorm", 2), ("rmsnorm", 1), ("rmsnorm", 2),
+    }  # fmt: skip
+    assert {record["study"] for record in found.values()} == {"tiny"}
+    assert {record["backend_used"] for record in found.values()} == {"composite"}
+    page = page_of(ran)
+    assert page.is_absolute()
+    text = page.read_text()
+    assert "A tiny study" in text
+    assert all(run_id in text for run_id in found)
+    assert "rmsnorm" in ran.out
+    again = cli("reproduce", "study=tiny")
+    assert again.code == 0
+    assert "4 runs: 4 done already, 0 to do" in again.out
+    assert page_of(again).is_file()
+
+
+@pytest.mark.usefixtures("study")
+def test_a_study_in_another_folder_and_narrowed(cli: Run) -> None:
+    ran = cli("reproduce", "study=tiny", "seed=3", "out_dir=my outputs")
+    assert ran.code == 0, ran.err
+    assert {record["seed"] for record in records("my outputs").values()} == {3}
+    assert {record["study"] for record in records("my outputs").values()} == {"tiny_modified"}
+    assert Path("my outputs").resolve() in page_of(ran).parents
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.usefixtures("study")
+def test_a_failed_run_of_a_study_is_exit_1_and_the_page_is_built(cli: Run) -> None:
+    ran = cli("reproduce", "study=tiny", "data.batch_tokens=8")
+    assert ran.code == 1
+    assert "4 failed" in ran.out
+    assert page_of(ran).is_file()
 
 
 @pytest.mark.slow
-def test_reproduce_ends_with_a_page_and_reuses_everything(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(COMMAND) == 0
-    said = capfd.readouterr().out
-    assert "4 runs: 0 done already, 4 to do" in said
-    assert "RMSNorm" in said
-    page = Path("outputs/reports/smoke_modified/index.html")
-    assert str(page.resolve()) in said.replace("\n", "")
-    text = page.read_text()
-    assert "http://" not in text.split("<script", 1)[0]
-    with (page.parent / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert sorted((row["model"], row["norm"]) for row in rows) == [
-        ("gru", "layernorm"), ("gru", "rmsnorm"), ("transformer", "layernorm"), ("transformer", "rmsnorm"),
-    ]  # fmt: skip
-    assert all(row["status"] == "completed" for row in rows)
-    benches = sorted(Path("outputs/bench").glob("*/result.json"))
-    assert len(benches) == 2
-    for file in benches:
-        for comparison in json.loads(file.read_text())["comparisons"]:
-            assert comparison["baseline"] == "layernorm/composite"
-            assert comparison["time_reduction_pct"] == pytest.approx(
-                100 * (1 - comparison["ratio"]), abs=1e-9
-            )
-    stamps = {file: file.stat().st_mtime_ns for file in Path("outputs/runs").glob("*/result.json")}
-    assert len(stamps) == 4
-
-    assert main(COMMAND) == 0
-    said = capfd.readouterr()
-    assert "4 runs: 4 done already, 0 to do" in said.out
-    assert "timing reused" in said.out + said.err
-    assert {file: file.stat().st_mtime_ns for file in stamps} == stamps
-    assert len(list(Path("outputs/bench").glob("*/result.json"))) == 2
+@pytest.mark.usefixtures("study")
+def test_a_study_with_its_timing(program: Run) -> None:
+    ran = program("reproduce", "study=timed")
+    assert ran.code == 0, ran.out + ran.err
+    assert "timing 1/1: gru/lm" in ran.out
+    assert len(list(Path("outputs/bench").iterdir())) == 1
+    again = program("reproduce", "study=timed")
+    assert again.code == 0
+    assert "4 runs: 4 done already, 0 to do" in again.out
+    assert "timing reused" in again.out + again.err
+    assert len(list(Path("outputs/bench").iterdir())) == 1
