@@ -62,7 +62,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         file = found[0]
     if not file.is_file():
         near = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise UserError(f"ckpt={path}: there is no such file{nearest(file.name, near)}")
+        raise UserError(
+            f"ckpt={path}: there is no such file{nearest(file.name, near)} "
+            "(name a run's folder or its .ckpt file; rmsrepro train prints both)"
+        )
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:

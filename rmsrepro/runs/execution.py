@@ -96,7 +96,8 @@ class Run:
         )
         title = self.identity.run_id
         self.say(
-            f"{title}: {f'resumed at step {step}' if start else 'training'}, {self._parameters:,} parameters"
+            f"{title}: {f'resumed at step {step}' if start else 'training'}, "
+            f"{self._parameters:,} parameters, {self._backend} backend"
         )
         with progress_view(
             self.console, title, config.trainer.max_steps, enabled=config.trainer.progress
