@@ -113,6 +113,12 @@ def truth(key: str, value: str) -> bool:
     return known[value.lower()]
 
 
+def chosen_experiment(overrides: Sequence[Override]) -> str | None:
+    """Return the name given as `experiment=NAME`."""
+    value, _ = take(overrides, "experiment")
+    return None if value is None or value == "null" else unquote(value)
+
+
 def expand(overrides: Sequence[Override]) -> list[list[Override]]:
     """Expand choices (`norm=a,b`, `range(1,4)`, `choice(...)`) into one list of overrides a job.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +14,14 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rmsrepro.config.compose import Composer, plain, to_train_config
-from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, quoted, take, unquote
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import Override, chosen_experiment, quoted
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, Placement, TrainConfig
 from rmsrepro.data import data_fingerprint
-from rmsrepro.norms import NormSpec, norm_info, resolve_backend
+from rmsrepro.norms import NormSpec, resolve_backend
+from rmsrepro.norms.given import check_norm_parameters, drop_foreign_parameters
 from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
@@ -127,53 +127,6 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
             job.skipped, job.status = True, str(done["status"])
             job.seconds = total_seconds(done)
     return SweepPlan(list(merged.values()), notes)
-
-
-def check_norm_parameters(configs: Sequence[TrainConfig]) -> None:
-    """Drop from each config the norm parameters that its norm lacks; refuse those that no norm has.
-
-    Raises:
-        UserError: a norm parameter that was given applies to none of the selected norms.
-    """
-    used: set[str] = set()
-    given: dict[str, Any] = {}
-    for config in configs:
-        names = norm_parameters(config.norm["name"])
-        for key, value in list(config.norm.items()):
-            if key == "name":
-                continue
-            given[key] = value
-            if key in names:
-                used.add(key)
-            else:
-                del config.norm[key]
-    for key in given:
-        if key not in used:
-            norms = list(dict.fromkeys(config.norm["name"] for config in configs))
-            have = sorted({name for norm in norms for name in norm_parameters(norm)})
-            has, they = ("has", "it has") if len(norms) == 1 else ("have", "they have")
-            raise UserError(
-                f"norm.{key}={given[key]}: {' and '.join(norms)} {has} no parameter {key}"
-                f"{nearest(key, have)} ({they}: {', '.join(have) or 'none'})"
-            )
-
-
-def norm_parameters(name: str) -> list[str]:
-    """Return the names of a norm's parameters.
-
-    Raises:
-        UserError: no such norm (a file of the `norm` group may name any).
-    """
-    try:
-        return [item.name for item in dataclasses.fields(norm_info(name).params_class)]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"norm.name={name}: {error}") from error
-
-
-def chosen_experiment(overrides: Sequence[Override]) -> str | None:
-    """Return the name given as `experiment=NAME`."""
-    value, _ = take(overrides, "experiment")
-    return None if value is None or value == "null" else unquote(value)
 
 
 def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
@@ -308,13 +261,6 @@ def _record_early_failure(config: TrainConfig, problem: Exception) -> str:
     with contextlib.suppress(OSError):
         record_failure(config, job.run_id, problem)
     return job.run_id
-
-
-def drop_foreign_parameters(config: TrainConfig) -> None:
-    """Drop the norm parameters that this job's norm lacks: the sweep has checked that some norm has them."""
-    names = norm_parameters(config.norm["name"])
-    for key in [key for key in config.norm if key != "name" and key not in names]:
-        del config.norm[key]
 
 
 def _job_overrides(job: Job, options: SweepOptions) -> list[str]:

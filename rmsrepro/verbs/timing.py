@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rmsrepro.config.bench import BenchConfig, BenchJobConfig, check_bench_config
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, expand, take, unquote
+from rmsrepro.config.overrides import Override, chosen_experiment, expand, take, unquote
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.verbs.common import composer, console, label_study, say
 
@@ -52,7 +52,7 @@ def prepare_bench(overrides: Sequence[Override], *, reuse: bool = False, cells: 
     from rmsrepro.config.compose import to_train_config
     from rmsrepro.config.resolve import resolve
     from rmsrepro.norms import resolve_params
-    from rmsrepro.runs.sweep import check_norm_parameters, chosen_experiment
+    from rmsrepro.norms.given import check_norm_parameters
 
     norm_text, rest = take(overrides, "norm")
     backend_text, rest = take(rest, "backend")

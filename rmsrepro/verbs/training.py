@@ -13,7 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, check_single, expand, take, truth, unquote
+from rmsrepro.config.overrides import (
+    Override,
+    check_single,
+    chosen_experiment,
+    expand,
+    take,
+    truth,
+    unquote,
+)
 from rmsrepro.config.paths import search_path
 from rmsrepro.verbs.common import composer, console, label_study, only_options, say, take_options
 
@@ -22,8 +30,7 @@ def train(overrides: list[Override]) -> int:
     """One run; `show=true` prints its config instead."""
     from rmsrepro.config.compose import to_train_config
     from rmsrepro.config.resolve import resolve
-    from rmsrepro.runs.sweep import check_norm_parameters, chosen_experiment
-    from rmsrepro.runs.train import train as train_run
+    from rmsrepro.norms.given import check_norm_parameters
 
     show, overrides = take(overrides, "show")
     check_single(overrides)
@@ -39,6 +46,9 @@ def train(overrides: list[Override]) -> int:
             check_norm(resolved)
             show_config(resolved, opened.files(overrides))
             return 0
+    # Not before the command is known to be right: importing torch takes seconds.
+    from rmsrepro.runs.train import train as train_run
+
     result = train_run(resolved, console=console())
     if not result.skipped:
         _tell_result(result.status, result.path, result.metrics, result.error, result.seconds)

@@ -67,6 +67,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_wrong_command_is_refused_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from rmsrepro.cli import main; "
+        "print([main(['train', text]) for text in ('nrom=x', 'norm=x', 'seed=x', 'seed=-1', 'norm.p=1')]); "
+        "print([m for m in ('torch', 'lightning', 'wandb', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[2, 2, 2, 2, 2]", "[]"]
+
+
 def test_a_reader_that_goes_away_is_no_fault() -> None:
     line = f"{sys.executable} -m rmsrepro.cli --help | head -n 1"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)

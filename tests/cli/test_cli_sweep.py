@@ -336,6 +336,7 @@ def test_watching_follows(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------- worker processes
 
 
+@pytest.mark.slow
 def test_two_workers_do_as_one(program: Run) -> None:
     jobs = [*SHORT, "norm=rmsnorm,prmsnorm", "seed=1,2"]
     many = program("sweep", *jobs, "launcher=joblib", "n_jobs=2", "out_dir=many")

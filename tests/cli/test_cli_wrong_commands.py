@@ -103,7 +103,7 @@ WRONG = [
     ("train experiment=shakespeare_char data.path=folder", "folder"),
     # checkpoints
     ("train ckpt=nofile", "ckpt=nofile: there is no such file"),
-    ("train ckpt=text.ckt", "ckpt=text.ckt: there is no such file; did you mean text.ckpt"),
+    ("train ckpt=text.ckt", "did you mean text.ckpt"),
     ("train ckpt=text.ckpt", "ckpt=text.ckpt: cannot be read as a checkpoint"),
     ("train ckpt=other.ckpt", "ckpt=other.ckpt: not a checkpoint of rmsrepro"),
     ("train ckpt=folder", "ckpt=folder: this folder holds no checkpoints/last.ckpt"),

@@ -1,0 +1,59 @@
+"""Which norm parameters of a command line or an overlay apply to which norm. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.norms.registry import norm_info
+
+
+def check_norm_parameters(configs: Sequence[TrainConfig]) -> None:
+    """Drop from each config the norm parameters that its norm lacks; refuse those that no norm has.
+
+    Raises:
+        UserError: a norm parameter that was given applies to none of the selected norms.
+    """
+    used: set[str] = set()
+    given: dict[str, Any] = {}
+    for config in configs:
+        names = norm_parameters(config.norm["name"])
+        for key, value in list(config.norm.items()):
+            if key == "name":
+                continue
+            given[key] = value
+            if key in names:
+                used.add(key)
+            else:
+                del config.norm[key]
+    for key in given:
+        if key not in used:
+            norms = list(dict.fromkeys(config.norm["name"] for config in configs))
+            have = sorted({name for norm in norms for name in norm_parameters(norm)})
+            has, they = ("has", "it has") if len(norms) == 1 else ("have", "they have")
+            raise UserError(
+                f"norm.{key}={given[key]}: {' and '.join(norms)} {has} no parameter {key}"
+                f"{nearest(key, have)} ({they}: {', '.join(have) or 'none'})"
+            )
+
+
+def norm_parameters(name: str) -> list[str]:
+    """Return the names of a norm's parameters.
+
+    Raises:
+        UserError: no such norm (a file of the `norm` group may name any).
+    """
+    try:
+        return [item.name for item in dataclasses.fields(norm_info(name).params_class)]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"norm.name={name}: {error}") from error
+
+
+def drop_foreign_parameters(config: TrainConfig) -> None:
+    """Drop the norm parameters that this job's norm lacks: the sweep has checked that some norm has them."""
+    names = norm_parameters(config.norm["name"])
+    for key in [key for key in config.norm if key != "name" and key not in names]:
+        del config.norm[key]
