@@ -6,18 +6,50 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rmsrepro.norms import registry
 from rmsrepro.runs.files import alive, lock, read_json
 from tests.cli.running import LM, Ran, command, environment, records
 
 Run = Callable[..., Ran]
-STEPS = 400
-LONG = [*LM, f"trainer.max_steps={STEPS}", "trainer.val_every=200", "trainer.checkpoint_every=20"]
+STEPS = 120
+LONG = [
+    *LM, "model.num_layers=1", f"trainer.max_steps={STEPS}", "trainer.val_every=100",
+    "trainer.checkpoint_every=1", "norm=slow_norm:Slow",
+]  # fmt: skip
+SLOW = """\
+import time
+
+from torch import nn
+
+
+class Slow(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.01)
+        return x
+"""
+
+
+@pytest.fixture(autouse=True)
+def _slow_norm() -> Iterator[None]:
+    """A norm that takes its time, so that a signal meets the run on any machine."""
+    path, strings = list(sys.path), dict(registry._import_strings)
+    Path("slow_norm.py").write_text(SLOW)
+    yield
+    sys.path[:] = path
+    sys.modules.pop("slow_norm", None)
+    registry._import_strings.clear()
+    registry._import_strings.update(strings)
 
 
 @pytest.fixture
@@ -76,7 +108,7 @@ def test_an_interrupted_run(
     start: Callable[..., subprocess.Popen[str]], cli: Run, number: signal.Signals, code: int
 ) -> None:
     process = start("train", *LONG)
-    wait_for(lambda: any(step >= 10 for step in running().values()), process)
+    wait_for(lambda: any(step >= 5 for step in running().values()), process)
     process.send_signal(number)
     out, err = process.communicate(timeout=100)
     assert process.returncode == code, (out, err)
@@ -85,7 +117,7 @@ def test_an_interrupted_run(
     [(run_id, record)] = records().items()
     folder = Path("outputs/runs", run_id)
     assert record["status"] == "interrupted"
-    assert 10 <= record["steps"] < STEPS
+    assert 5 <= record["steps"] < STEPS
     assert not (folder / "running.json").exists()
     assert not (folder / "lock.json").exists()
     assert [row["step"] for row in rows(folder)] == list(range(1, record["steps"] + 1))
@@ -109,7 +141,7 @@ def test_an_interrupted_run(
 def test_an_interrupted_sweep_of_workers(
     start: Callable[..., subprocess.Popen[str]], cli: Run, to: str
 ) -> None:
-    jobs = [*LONG, "norm=rmsnorm", "seed=1,2,3", "launcher=joblib", "n_jobs=2"]
+    jobs = [*LONG, "seed=1,2,3", "launcher=joblib", "n_jobs=2"]
     process = start("sweep", *jobs)
     wait_for(lambda: sum(step >= 5 for step in running().values()) >= 2, process)
     workers = owners()
@@ -139,7 +171,7 @@ def test_an_interrupted_sweep_of_workers(
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_in_one_process(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
-    jobs = [*LONG, "norm=rmsnorm", "seed=1,2"]
+    jobs = [*LONG, "seed=1,2"]
     process = start("sweep", *jobs)
     wait_for(lambda: any(step >= 5 for step in running().values()), process)
     process.send_signal(signal.SIGTERM)
@@ -154,7 +186,7 @@ def test_an_interrupted_sweep_in_one_process(start: Callable[..., subprocess.Pop
 @pytest.mark.slow
 def test_a_killed_run_goes_on(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
     process = start("train", *LONG)
-    wait_for(lambda: any(step >= 15 for step in running().values()), process)
+    wait_for(lambda: any(step >= 5 for step in running().values()), process)
     process.kill()
     process.communicate(timeout=60)
     assert "0 completed, 0 running, 0 failed, 1 interrupted, 1 left" in cli("status").out
