@@ -73,7 +73,7 @@ def check(*arguments: str) -> None:
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=QUIET, derandomize=True)
+@settings(max_examples=30, deadline=None, suppress_health_check=QUIET, derandomize=True)
 @given(overrides)
 @example("norm=prmsnorm")
 @example("optim.lr=${x}")
