@@ -145,6 +145,10 @@ class TransformerConfig(ModelConfig):
     """The position-wise part."""
     bias: bool = True
     """Whether linear maps carry a bias."""
+    output_bias: bool = False
+    """Whether the logits have a bias. `rmsrepro convert` needs one for the bias of a final LayerNorm."""
+    empty_source: bool = False
+    """Translation: an empty source reads as a vector of its own; else, as everywhere else, as zeros."""
 
 
 @dataclass

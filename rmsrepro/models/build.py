@@ -174,6 +174,8 @@ def _transformer_shape(
         ffn=config.ffn,
         bias=config.bias,
         tie_embeddings=config.tie_embeddings,
+        output_bias=config.output_bias,
+        empty_source=config.empty_source,
         max_len=max_len,
         norm=norm,
         placement=placement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,25 +45,27 @@ class PositionedEmbedding(nn.Module):
 
 
 class OutputProjection(nn.Module):
-    """Logits over the vocabulary, without bias: (..., dim) -> (..., vocab).
+    """Logits over the vocabulary: (..., dim) -> (..., vocab), with a bias where `bias` says so.
 
     Tied (Press & Wolf 2017), the matrix is the embedding's; a hidden state of another width `dim` is
     first mapped to the embedding's width.
     """
 
-    def __init__(self, dim: int, embedding: nn.Embedding, *, tied: bool) -> None:
+    def __init__(self, dim: int, embedding: nn.Embedding, *, tied: bool, bias: bool = False) -> None:
         super().__init__()
         vocab, width = embedding.weight.shape
         self.tied = tied
         self.resize = nn.Linear(dim, width, bias=False) if tied and dim != width else None
         if not tied:
             self.vocabulary = nn.Linear(dim, vocab, bias=False)
+        # Beside the matrix and not in it: a tied matrix belongs to the embedding, which has no bias.
+        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
 
     def forward(self, hidden: Tensor, embedding: nn.Embedding) -> Tensor:
         """Return the logits; `embedding` is the one given at construction (it is not owned twice)."""
         if not self.tied:
             logits: Tensor = self.vocabulary(hidden)
-            return logits
+            return logits if self.bias is None else logits + self.bias
         if self.resize is not None:
             hidden = self.resize(hidden)
-        return F.linear(hidden, embedding.weight)
+        return F.linear(hidden, embedding.weight, self.bias)

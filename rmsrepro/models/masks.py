@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -15,6 +16,13 @@ def needed_mask(mask: Tensor) -> Tensor | None:
     return mask
 
 
-def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Set the padded positions of `x` (B, S, D) to zero; `mask` is (B, S), or None for no padding."""
-    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
+def zero_padding(x: Tensor, mask: Tensor | None, fill: Tensor | None = None) -> Tensor:
+    """Set the padded positions of `x` (B, S, D) to zero, or to the vector `fill` (D,) where there is one.
+
+    `mask` is (B, S), True where there is a token; None: no padding.
+    """
+    if mask is None:
+        return x
+    if fill is None:
+        return x.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return torch.where(mask.unsqueeze(-1), x, fill.to(x.dtype))

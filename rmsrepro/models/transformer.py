@@ -45,6 +45,8 @@ class TransformerShape:
     ffn: FeedForwardKind
     bias: bool
     tie_embeddings: bool
+    output_bias: bool
+    empty_source: bool
     max_len: int
     """Length of the learned position table; rotary positions have none."""
     norm: NormSpec
@@ -217,7 +219,10 @@ class TransformerLanguageModel(LanguageModel[TransformerState]):
         self.embedding = shape.embedding(vocab)
         self.stack = TransformerStack(shape, causal=True, cross=False)
         self.output = OutputProjection(
-            shape.d_model, self.embedding.token_embedding, tied=shape.tie_embeddings
+            shape.d_model,
+            self.embedding.token_embedding,
+            tied=shape.tie_embeddings,
+            bias=shape.output_bias,
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -236,7 +241,8 @@ class TransformerLanguageModel(LanguageModel[TransformerState]):
 class TransformerTranslation(TranslationModel[TransformerState]):
     """Encoder and decoder of `num_layers` each, source and target embeddings apart.
 
-    An empty sentence reads as the value bias alone, whatever its padding.
+    An empty sentence reads as the value bias alone, whatever its padding; with `empty_source`, as the keys
+    and values of that vector.
     """
 
     def __init__(self, shape: TransformerShape, src_vocab: int, tgt_vocab: int) -> None:
@@ -247,8 +253,13 @@ class TransformerTranslation(TranslationModel[TransformerState]):
         self.encoder = TransformerStack(shape, causal=False, cross=False)
         self.decoder = TransformerStack(shape, causal=True, cross=True)
         self.output = OutputProjection(
-            shape.d_model, self.tgt_embedding.token_embedding, tied=shape.tie_embeddings
+            shape.d_model,
+            self.tgt_embedding.token_embedding,
+            tied=shape.tie_embeddings,
+            bias=shape.output_bias,
         )
+        # What the attention to an empty source finds at its padding. In other rows the padding is hidden.
+        self.empty_source = nn.Parameter(torch.zeros(shape.d_model)) if shape.empty_source else None
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
         """See `TranslationModel`; UserError where S or T exceeds `position_limit`."""
@@ -275,4 +286,4 @@ class TransformerTranslation(TranslationModel[TransformerState]):
         token_mask = needed_mask(src_mask)
         attention_mask = None if token_mask is None else padding_mask(token_mask)
         memory = self.encoder(self.src_embedding(src), mask=attention_mask)
-        return zero_padding(memory, token_mask), attention_mask
+        return zero_padding(memory, token_mask, self.empty_source), attention_mask

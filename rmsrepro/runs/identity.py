@@ -21,6 +21,10 @@ from rmsrepro.tasks import norm_spec
 RESULTS_VERSION = 1
 """Raised whenever a change of this package changes what a run computes; old records then no longer match."""
 
+_LATER_OPTIONS = {"output_bias": False, "empty_source": False}
+"""Options of a model that came after the first records, and their defaults: left out of the hash at them, so
+that the runs made before are still found."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -59,6 +63,9 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
     spec = norm_spec(config)
     model = plain(config.model)
     model.pop("size")
+    for option, default in _LATER_OPTIONS.items():
+        if model.get(option) == default:
+            del model[option]
     content = {
         "results_version": RESULTS_VERSION,
         "norm": spec.name,
