@@ -24,6 +24,18 @@ def check_p(name: str, value: float) -> None:
         raise ValueError(f"{name} is a fraction in (0, 1], got {value:g}{hint}")
 
 
+def check_alpha(name: str, value: float) -> None:
+    """Raise ValueError for a slope that is not positive."""
+    if value <= 0:
+        raise ValueError(f"{name} must be above 0, got {value:g}")
+
+
+def check_momentum(name: str, value: float) -> None:
+    """Raise ValueError for a weight outside (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} is the weight of the newest batch, in (0, 1], got {value:g}")
+
+
 def coerce(name: str, value: Any, kind: Any) -> Any:
     """Return `value` as the type `kind`, or raise.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rmsrepro.config.errors import nearest
 from rmsrepro.norms.backends import BACKENDS, BackendUnavailable, refusal, unavailable
-from rmsrepro.norms.params import NormParams, plain
+from rmsrepro.norms.making import plain
+from rmsrepro.norms.params import NormParams
 from rmsrepro.norms.registry import NormInfo, norm_info, resolve_params
 from rmsrepro.norms.roles import mark_norm
 
@@ -31,22 +32,58 @@ def build_norm(name: str, dim: int, *, backend: str = "auto", **params: Any) -> 
         that `norm_parameter_names` finds its parameters.
 
     Raises:
-        ValueError: unknown norm or backend, a value out of range, `dim` not positive.
+        ValueError: unknown norm or backend, a value out of range, `dim` not positive, or a norm of weights,
+            which `normed_linear` builds.
         TypeError: unknown parameter, or a value of the wrong type.
         BackendUnavailable: the backend does not run this norm with these parameters.
     """
     info = norm_info(name)
     resolved = resolve_params(name, **params)
     used = _choose([_Arm(info, resolved)], backend)
+    if info.scope == "weight":
+        raise ValueError(
+            f"{name} normalises the weights of a linear map and is no module on activations; use "
+            f'normed_linear(linear, NormSpec("{name}"))'
+        )
+    if info.factory is not None:
+        return _build_users(info, resolved, dim)
 
-    from rmsrepro.norms.layers import LAYERS, check_dim
+    from rmsrepro.norms.batchnorm import BatchNorm
+    from rmsrepro.norms.layers import LAYERS
 
-    size = check_dim(dim)
-    if info.factory is None:
-        return LAYERS[info.name](size, resolved, backend=used)
-    values = {one.name: getattr(resolved, one.name) for one in fields(resolved)}
-    module: nn.Module = info.factory(size, **values)
-    mark_norm(module, info.name)
+    layer = BatchNorm if info.name == "batchnorm" else LAYERS[info.name]
+    return layer(dim, resolved, backend=used)
+
+
+def build_weight_norm(spec: NormSpec, rows: int) -> nn.Module:
+    """Build the module that normalises the weights (rows, in) of a linear map.
+
+    Raises:
+        ValueError, TypeError, BackendUnavailable: as `build_norm`; also for a norm of activations.
+    """
+    info = norm_info(spec.name)
+    resolved = resolve_params(spec.name, **spec.params)
+    if info.scope != "weight":
+        raise ValueError(f"{spec.name} is a norm of activations; use build_norm")
+    _choose([_Arm(info, resolved)], spec.backend)
+    if info.factory is not None:
+        return _build_users(info, resolved, rows)
+
+    from rmsrepro.norms.linear import WeightNorm
+
+    return WeightNorm(rows, resolved)
+
+
+def _build_users(info: NormInfo, params: Any, dim: int) -> nn.Module:
+    from rmsrepro.norms.gains import keep_apart
+    from rmsrepro.norms.module import NormModule, check_dim
+
+    assert info.factory is not None
+    values = {one.name: getattr(params, one.name) for one in fields(params)}
+    module: nn.Module = info.factory(check_dim(dim), **values)
+    mark_norm(module, info.name, takes_mask=info.takes_mask)
+    if not isinstance(module, NormModule):
+        keep_apart(module, info.name)
     return module
 
 
@@ -62,6 +99,23 @@ class NormSpec:
     def build(self, dim: int) -> nn.Module:
         """Build the norm for a last dimension of size `dim`; raises as `build_norm` does."""
         return build_norm(self.name, dim, backend=self.backend, **self.params)
+
+    def check(self, dim: int) -> None:
+        """Build the norm once, of whichever scope; raises as `build_norm` does."""
+        if self.scope == "weight":
+            build_weight_norm(self, dim)
+        else:
+            self.build(dim)
+
+    @property
+    def scope(self) -> str:
+        """Activation or weight: see `NormInfo.scope`."""
+        return norm_info(self.name).scope
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether the norm looks at other positions: see `NormInfo.takes_mask`."""
+        return norm_info(self.name).takes_mask
 
     @property
     def backend_used(self) -> str:

@@ -2,114 +2,39 @@
 
 `build_norm` makes them; a norm of your own may start from one of them:
 
-    @register_norm("offset_rmsnorm")
-    class OffsetRMSNorm(RMSNorm):
-        def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
-            super().__init__(dim, RMSNormParams(eps=eps))
-            torch.nn.init.zeros_(self.weight)
+    @register_norm("offset_layernorm")
+    class OffsetLayerNorm(LayerNorm):
+        gain_offset = 1.0   # the stored gain is the offset from one, zero at the start
 
-        def effective_gain(self) -> Tensor:
-            return 1.0 + self.weight.float()
+        def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+            super().__init__(dim, LayerNormParams(eps=eps))
 """
 
 from __future__ import annotations
 
-import operator
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rmsrepro.norms.backends import make_kernel
+from rmsrepro.norms.backends.composite import LOW_PRECISION, finish
+from rmsrepro.norms.module import ActivationNorm, NormModule
 from rmsrepro.norms.params import (
+    CRMSNormParams,
+    DyTParams,
+    GemmaRMSNormParams,
     L2NormParams,
     LayerNormNoBiasParams,
     LayerNormParams,
+    LlamaRMSNormParams,
+    MistralRMSNormParams,
     NoneParams,
-    NormParams,
     PRMSNormParams,
+    QwenRMSNormParams,
     RMSNormParams,
-    plain,
+    ScaleNormParams,
+    T5RMSNormParams,
 )
-from rmsrepro.norms.roles import mark_norm
-
-Params = TypeVar("Params", bound=NormParams)
-
-
-def check_dim(dim: Any) -> int:
-    """Return `dim` as an int.
-
-    Raises:
-        TypeError: not a whole number (a tuple of dimensions is not supported).
-        ValueError: not positive.
-    """
-    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TypeError(f"dim is one whole number, the size of the last dimension; got {dim!r}")
-    size = operator.index(dim)
-    if size < 1:
-        raise ValueError(f"dim must be positive, got {size}")
-    return size
-
-
-class ActivationNorm(nn.Module, Generic[Params]):
-    """Base of the built-in norms: parameters, the shape check and the call of the backend's kernel.
-
-    Args:
-        dim: size of the last dimension of the input.
-        params: the norm's parameters; the class's defaults when None.
-        backend: composite or torch.
-
-    Attributes:
-        weight: gain (dim,), ones at start; None without gain.
-        bias: bias (dim,), zeros at start; None without bias.
-
-    Raises:
-        TypeError, ValueError: `dim` is no positive whole number.
-        BackendUnavailable: the backend does not take these parameters.
-    """
-
-    params_class: type[Params]
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
-    def __init__(self, dim: int, params: Params | None = None, *, backend: str = "composite") -> None:
-        super().__init__()
-        self.dim = check_dim(dim)
-        self.params = self.params_class() if params is None else params
-        self.backend = backend
-        self._kernel = make_kernel(self.params, self.dim, backend)
-        has_gain: bool = getattr(self.params, "gain", False)
-        # layernorm_nobias has a gain and no field `bias`; none has neither.
-        has_bias: bool = getattr(self.params, "bias", False)
-        self.weight = nn.Parameter(torch.ones(self.dim)) if has_gain else None
-        self.bias = nn.Parameter(torch.zeros(self.dim)) if has_bias else None
-        # A subclass may store its gain in another way; the built-ins skip the call.
-        self._gain_is_weight = type(self).effective_gain is ActivationNorm.effective_gain
-        mark_norm(self, self.params.norm)
-
-    def effective_gain(self) -> Tensor:
-        """Return the factor (dim,) that multiplies the normalised input: ones where there is no gain."""
-        if self.weight is None:
-            return torch.ones(self.dim, device=None if self.bias is None else self.bias.device)
-        return self.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x (..., dim) over its last dimension.
-
-        Raises:
-            ValueError: the last dimension is not `dim`; nothing is broadcast.
-        """
-        if x.ndim == 0 or x.shape[-1] != self.dim:
-            raise ValueError(
-                f"{self.params.norm} was built for a last dimension of {self.dim}, "
-                f"got the shape {tuple(x.shape)}"
-            )
-        gain = self.weight if self._gain_is_weight else self.effective_gain()
-        return self._kernel(x, gain, self.bias)
-
-    def extra_repr(self) -> str:
-        values = [f"{key}={value}" for key, value in plain(self.params).items()]
-        return ", ".join([str(self.dim), *values, f"backend={self.backend}"])
 
 
 class NoNorm(ActivationNorm[NoneParams]):
@@ -179,7 +104,145 @@ class L2Norm(ActivationNorm[L2NormParams]):
     params_class = L2NormParams
 
 
-LAYERS: dict[str, type[ActivationNorm[Any]]] = {
+class ScaleNorm(ActivationNorm[ScaleNormParams]):
+    """y = a / sqrt(sum(a^2) + eps) * g with one gain g for all entries; (..., dim) -> (..., dim).
+
+    `weight` is (1,) and starts at sqrt(dim), so that outputs start as long as RMSNorm's.
+    Parameters: eps, eps_position (outside: / (|a| + eps)).
+    Source: Nguyen & Salazar 2019, section 3.2.
+    Differs from L2Norm in having one gain instead of dim, and a start that does not shrink with the width.
+    """
+
+    params_class = ScaleNormParams
+
+    def __init__(
+        self, dim: int, params: ScaleNormParams | None = None, *, backend: str = "composite"
+    ) -> None:
+        super().__init__(dim, params, backend=backend)
+        self.weight = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.constant_(self.weight, self.dim**0.5)
+
+    def effective_gain(self) -> Tensor:
+        """Return the gain, expanded to (dim,)."""
+        assert self.weight is not None
+        return self.weight.expand(self.dim)
+
+
+class CRMSNorm(ActivationNorm[CRMSNormParams]):
+    """y = a / sqrt((sum(a^2) + sum(a)^2) / (dim + 1) + eps) * gain; (..., dim) -> (..., dim).
+
+    The compressed form of RMSNorm for rows whose sum is zero: of n = dim + 1 entries the last, minus the sum
+    of the others, is not stored. `dim` is the stored width.
+    Parameters: eps, eps_position (outside: / (root + eps)), gain, bias (off).
+    Source: Jiang et al. 2023, "Pre-RMSNorm and Pre-CRMSNorm Transformers", section 4.
+    Differs from RMSNorm in counting an entry that is not there; on the stored rows of a centred input it
+    equals LayerNorm of the whole.
+    """
+
+    params_class = CRMSNormParams
+
+
+class DyT(NormModule[DyTParams]):
+    """y = tanh(alpha * a) * gain + bias, alpha one learned number; (..., dim) -> (..., dim).
+
+    Attributes:
+        alpha: (1,), starts at the parameter `alpha`.
+
+    Parameters: alpha (0.5), gain, bias. It has no eps.
+    Source: Zhu et al. 2025, "Transformers without Normalization", eq. 1.
+    Differs from all norms in having no statistic: rows are squashed entry by entry, not divided, and none of
+    the invariances of Zhang & Sennrich 2019, table 1 hold.
+    """
+
+    params_class = DyTParams
+
+    def __init__(self, dim: int, params: DyTParams | None = None, *, backend: str = "composite") -> None:
+        super().__init__(dim, params, backend=backend)
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if "alpha" in self._parameters:
+            nn.init.constant_(self.alpha, self.params.alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Squash x (..., dim); ValueError where the last dimension is not `dim`."""
+        self.check_shape(x)
+        wide = x.float() if x.dtype in LOW_PRECISION else x
+        return finish(torch.tanh(self.alpha * wide), self.weight, self.bias, x.dtype)
+
+
+class LlamaRMSNorm(ActivationNorm[LlamaRMSNormParams]):
+    """y = round(a / sqrt(mean(a^2) + eps)) * gain, round to the input's dtype; (..., dim) -> (..., dim).
+
+    Parameters: eps (1e-6), eps_position, gain, bias (off), casting (before_gain).
+    Source: LLaMA's reference implementation (Touvron et al. 2023), as Mistral's and Qwen's.
+    Differs from RMSNorm in eps and, for half-precision input, in rounding before the product with the gain as
+    well as after it. In fp32 only eps differs.
+    """
+
+    params_class = LlamaRMSNormParams
+
+
+class MistralRMSNorm(LlamaRMSNorm):
+    """LlamaRMSNorm with the eps of Mistral 7B, 1e-5."""
+
+    params_class = MistralRMSNormParams
+
+
+class QwenRMSNorm(LlamaRMSNorm):
+    """LlamaRMSNorm under Qwen's name; eps 1e-6 as in Qwen 2 and 3."""
+
+    params_class = QwenRMSNormParams
+
+
+class T5RMSNorm(ActivationNorm[T5RMSNormParams]):
+    """y = round(a / sqrt(mean(a^2) + eps)) * gain, round to the input's dtype; (..., dim) -> (..., dim).
+
+    Parameters: eps (1e-6), eps_position, gain, casting (before_gain). It has no bias.
+    Source: Raffel et al. 2020, section 2.1 (a LayerNorm without mean and bias) and their code.
+    Differs from LlamaRMSNorm in nothing but the missing bias: both round before the gain. (T5's code rounds
+    to the gain's dtype, and returns that; here the output has the input's dtype, as with every norm.)
+    """
+
+    params_class = T5RMSNormParams
+
+
+class GemmaRMSNorm(ActivationNorm[GemmaRMSNormParams]):
+    """y = a / sqrt(mean(a^2) + eps) * (1 + weight), rounded once; (..., dim) -> (..., dim).
+
+    `weight` is the gain's offset from one and starts at zero; 1 + weight and the product are in fp32.
+    Parameters: eps (1e-6), eps_position, gain, casting (after_gain).
+    Source: Gemma's reference implementation (Gemma Team 2024).
+    Differs from LlamaRMSNorm in the stored offset, which loses no precision near one and decays towards it,
+    and in rounding once. State dicts hold `gain_offset`; one of plain gains is refused.
+    """
+
+    params_class = GemmaRMSNormParams
+    gain_offset = 1.0
+
+
+LAYERS: dict[str, type[NormModule[Any]]] = {
     layer.params_class.norm: layer
-    for layer in (NoNorm, LayerNorm, LayerNormNoBias, RMSNorm, PRMSNorm, L2Norm)
+    for layer in (
+        NoNorm,
+        LayerNorm,
+        LayerNormNoBias,
+        RMSNorm,
+        PRMSNorm,
+        L2Norm,
+        ScaleNorm,
+        CRMSNorm,
+        DyT,
+        LlamaRMSNorm,
+        MistralRMSNorm,
+        QwenRMSNorm,
+        T5RMSNorm,
+        GemmaRMSNorm,
+    )
 }

@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from rmsrepro.config.errors import nearest
-from rmsrepro.norms.checks import check_eps, check_p, coerce
+from rmsrepro.norms.checks import check_alpha, check_eps, check_momentum, check_p, coerce
 
 FEW_ENTRIES = 16
 """Below so many entries the partial RMS is a heavy-tailed estimate (at 4 entries of Gaussian input the
@@ -39,6 +38,15 @@ class KRule(Enum):
     floor = "floor"
 
 
+class Casting(Enum):
+    """Where a half-precision input's dtype comes back; the statistic is in fp32 or wider in any case."""
+
+    after_gain = "after_gain"
+    """The product with the gain is in fp32 too and rounded once (Gemma's spelling)."""
+    before_gain = "before_gain"
+    """The normalised input is rounded, then multiplied by the gain and rounded again (LLaMA's and T5's)."""
+
+
 class Variant(Enum):
     """Presets of eps, eps_position and k_rule. A value given explicitly wins over the preset."""
 
@@ -57,7 +65,7 @@ PRESETS: Mapping[Variant, Mapping[str, Any]] = {
 }
 
 
-# --------------------------------------------------------------------------------- parameter classes
+# ------------------------------------------------------------------------------------------- bases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +93,25 @@ class NormParams:
         return []
 
 
-def eps_field() -> Any:
-    """Return the field `eps` that all norms but none share."""
-    return field(default=1e-5, metadata={"check": check_eps, "help": "added to the denominator"})
+def eps_field(default: float = 1e-5) -> Any:
+    """Return the field `eps`, which all norms but none and dyt have."""
+    return field(default=default, metadata={"check": check_eps, "help": "added to the denominator"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividingParams(NormParams):
+    """Base of the norms that divide: what is added to the denominator, and where."""
+
+    eps: float = eps_field()
+    eps_position: EpsPosition = EpsPosition.inside
+
+    @property
+    def outside(self) -> bool:
+        """Whether eps is added to the root instead of under it."""
+        return self.eps_position is EpsPosition.outside
+
+
+# ------------------------------------------------------------------------------- the paper's norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,41 +122,35 @@ class NoneParams(NormParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormParams(NormParams):
+class LayerNormParams(DividingParams):
     norm: ClassVar[str] = "layernorm"
-    eps: float = eps_field()
-    eps_position: EpsPosition = EpsPosition.inside
     gain: bool = True
     bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormNoBiasParams(NormParams):
+class LayerNormNoBiasParams(DividingParams):
     norm: ClassVar[str] = "layernorm_nobias"
-    eps: float = eps_field()
-    eps_position: EpsPosition = EpsPosition.inside
     gain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNormParams(NormParams):
+class RMSNormParams(DividingParams):
     norm: ClassVar[str] = "rmsnorm"
-    eps: float = eps_field()
-    eps_position: EpsPosition = EpsPosition.inside
     gain: bool = True
     bias: bool = False
+    casting: Casting = Casting.after_gain
     variant: Variant = field(default=Variant.paper, metadata={"help": "preset of eps and eps_position"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class PRMSNormParams(NormParams):
+class PRMSNormParams(DividingParams):
     norm: ClassVar[str] = "prmsnorm"
-    eps: float = eps_field()
-    eps_position: EpsPosition = EpsPosition.inside
     gain: bool = True
     bias: bool = False
     p: float = field(default=0.0625, metadata={"check": check_p, "help": "fraction of entries, in (0, 1]"})
     k_rule: KRule = KRule.ceil
+    casting: Casting = Casting.after_gain
     variant: Variant = field(
         default=Variant.paper, metadata={"help": "preset of eps, eps_position and k_rule"}
     )
@@ -149,12 +167,94 @@ class PRMSNormParams(NormParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2NormParams(NormParams):
+class L2NormParams(DividingParams):
     norm: ClassVar[str] = "l2norm"
-    eps: float = eps_field()
-    eps_position: EpsPosition = EpsPosition.inside
     gain: bool = True
     bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormParams(DividingParams):
+    norm: ClassVar[str] = "batchnorm"
+    gain: bool = True
+    bias: bool = True
+    momentum: float = field(
+        default=0.1,
+        metadata={"check": check_momentum, "help": "weight of a batch in the running statistics"},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightNormParams(DividingParams):
+    norm: ClassVar[str] = "weightnorm"
+
+
+# ------------------------------------------------------------------------- relatives and spellings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleNormParams(DividingParams):
+    norm: ClassVar[str] = "scalenorm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CRMSNormParams(DividingParams):
+    norm: ClassVar[str] = "crmsnorm"
+    gain: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DyTParams(NormParams):
+    norm: ClassVar[str] = "dyt"
+    alpha: float = field(default=0.5, metadata={"check": check_alpha, "help": "the slope at the start"})
+    gain: bool = True
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaRMSNormParams(DividingParams):
+    norm: ClassVar[str] = "llama_rmsnorm"
+    eps: float = eps_field(1e-6)
+    gain: bool = True
+    bias: bool = False
+    casting: Casting = Casting.before_gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistralRMSNormParams(LlamaRMSNormParams):
+    """LLaMA's norm with the eps of Mistral 7B."""
+
+    norm: ClassVar[str] = "mistral_rmsnorm"
+    eps: float = eps_field(1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenRMSNormParams(LlamaRMSNormParams):
+    """LLaMA's norm with the eps of Qwen 2 and 3."""
+
+    norm: ClassVar[str] = "qwen_rmsnorm"
+    eps: float = eps_field(1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5RMSNormParams(DividingParams):
+    norm: ClassVar[str] = "t5_rmsnorm"
+    eps: float = eps_field(1e-6)
+    gain: bool = True
+    casting: Casting = Casting.before_gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaRMSNormParams(DividingParams):
+    norm: ClassVar[str] = "gemma_rmsnorm"
+    eps: float = eps_field(1e-6)
+    gain: bool = True
+    casting: Casting = Casting.after_gain
+
+
+RMSFamilyParams = RMSNormParams | LlamaRMSNormParams | T5RMSNormParams | GemmaRMSNormParams
+"""The norms that are a / RMS(a) up to conventions."""
 
 
 def count_entries(p: float, dim: int, k_rule: KRule = KRule.ceil) -> int:
@@ -176,61 +276,15 @@ BUILTIN_PARAMS: Mapping[str, type[NormParams]] = {
         RMSNormParams,
         PRMSNormParams,
         L2NormParams,
+        BatchNormParams,
+        WeightNormParams,
+        ScaleNormParams,
+        CRMSNormParams,
+        DyTParams,
+        LlamaRMSNormParams,
+        MistralRMSNormParams,
+        QwenRMSNormParams,
+        T5RMSNormParams,
+        GemmaRMSNormParams,
     )
 }
-
-
-# ------------------------------------------------------------------------------------- making them
-
-
-def make_params(params_class: type[Any], name: str, given: Mapping[str, Any]) -> Any:
-    """Make the parameters of norm `name` from what was given: defaults, then the preset, then `given`.
-
-    Raises:
-        TypeError: an unknown parameter, a missing one, or a value of the wrong type.
-        ValueError: a value out of range.
-    """
-    known = [one.name for one in dataclasses.fields(params_class)]
-    hints = typing.get_type_hints(params_class)
-    for key in given:
-        if key not in known:
-            raise TypeError(_unknown_parameter(name, key, known))
-    values = {key: coerce(f"{name}.{key}", value, hints[key]) for key, value in given.items()}
-    # Only the variants of this package bring presets; a user's parameter of that name is the user's own.
-    variant = values.get("variant")
-    if isinstance(variant, Variant):
-        values = {key: value for key, value in PRESETS[variant].items() if key in known} | values
-    missing = [
-        one.name
-        for one in dataclasses.fields(params_class)
-        if one.default is dataclasses.MISSING
-        and one.default_factory is dataclasses.MISSING
-        and one.name not in values
-    ]
-    if missing:
-        raise TypeError(f"{name} needs {', '.join(missing)}, which {_has(missing)} no default")
-    return params_class(**values)
-
-
-def _has(names: list[str]) -> str:
-    return "has" if len(names) == 1 else "have"
-
-
-def _unknown_parameter(name: str, key: str, known: Iterable[str]) -> str:
-    known = list(known)
-    hint = nearest(key, known)
-    if not hint:
-        owners = [
-            norm
-            for norm, params in BUILTIN_PARAMS.items()
-            if norm != name and key in {one.name for one in dataclasses.fields(params)}
-        ]
-        hint = f" ({', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it)" if owners else ""
-    listing = f"its parameters are {', '.join(known)}" if known else "it has none"
-    return f"{name} has no parameter {key!r}{hint}; {listing}"
-
-
-def plain(params: Any) -> dict[str, Any]:
-    """Return a parameter object as plain values: enum members become their strings."""
-    values = {one.name: getattr(params, one.name) for one in dataclasses.fields(params)}
-    return {key: value.value if isinstance(value, Enum) else value for key, value in values.items()}

@@ -28,11 +28,14 @@ from typing import Any, TypeVar
 from rmsrepro.config.errors import nearest
 from rmsrepro.norms.backends import BACKENDS, refusal
 from rmsrepro.norms.checks import check_eps, coerce
-from rmsrepro.norms.params import BUILTIN_PARAMS, NormParams, make_params
+from rmsrepro.norms.making import make_params
+from rmsrepro.norms.params import BUILTIN_PARAMS, NormParams
+from rmsrepro.norms.roles import norm_takes_mask
 
 ENTRY_POINT_GROUP = "rmsrepro.norms"
-SCOPES = ("activation",)
-"""activation: a module on (..., dim)."""
+SCOPES = ("activation", "weight")
+"""activation: a module on (..., dim), built for dim. weight: a module on a linear map's weights (rows, in),
+built for the number of rows; models reach it through `normed_linear`."""
 
 Class = TypeVar("Class", bound=type)
 
@@ -50,6 +53,8 @@ class NormInfo:
     summary: str
     source: str
     """Where the norm is from: a paper, or the user's class."""
+    takes_mask: bool = False
+    """Whether its statistics are over positions: its forward is (x, mask), and language models refuse it."""
     factory: type[Any] | None = field(default=None, compare=False)
     """The user's class; None for a built-in norm."""
 
@@ -61,13 +66,27 @@ _SUMMARIES = {
     "rmsnorm": ("a / sqrt(mean(a^2) + eps) * gain", "Zhang & Sennrich 2019, eq. 4"),
     "prmsnorm": ("RMSNorm with the RMS of the first p * dim entries", "Zhang & Sennrich 2019, section 3.2"),
     "l2norm": ("a / sqrt(sum(a^2) + eps) * gain", "Zhang & Sennrich 2019, section 5.1"),
+    "batchnorm": (
+        "(a - mean) / sqrt(var + eps) * gain + bias, over positions",
+        "Ioffe & Szegedy 2015, algorithm 1",
+    ),
+    "weightnorm": ("linear maps with rows g v / |v|", "Salimans & Kingma 2016, eq. 2"),
+    "scalenorm": ("a / |a| * one gain, sqrt(dim) at first", "Nguyen & Salazar 2019, section 3.2"),
+    "crmsnorm": ("RMSNorm of a and -sum(a), which is not stored", "Jiang et al. 2023, section 4"),
+    "dyt": ("tanh(alpha a) * gain + bias, no statistic", "Zhu et al. 2025, eq. 1"),
+    "llama_rmsnorm": ("RMSNorm rounded before the gain", "Touvron et al. 2023"),
+    "mistral_rmsnorm": ("llama_rmsnorm with Mistral's eps", "Jiang et al. 2023, Mistral 7B"),
+    "qwen_rmsnorm": ("llama_rmsnorm with Qwen's eps", "Qwen 2 and 3"),
+    "t5_rmsnorm": ("llama_rmsnorm without bias", "Raffel et al. 2020, section 2.1"),
+    "gemma_rmsnorm": ("RMSNorm with the gain 1 + weight", "Gemma Team 2024"),
 }
 
 _BUILTIN = {
     name: NormInfo(
         name=name,
         params_class=params,
-        scope="activation",
+        scope="weight" if name == "weightnorm" else "activation",
+        takes_mask=name == "batchnorm",
         backends=tuple(backend for backend in BACKENDS if refusal(params(), backend) is None),
         summary=_SUMMARIES[name][0],
         source=_SUMMARIES[name][1],
@@ -95,7 +114,8 @@ def register_norm(
     Args:
         name: lower-case letters, digits and underscores.
         params: dataclass of the parameters; derived from the signature of `__init__` when None.
-        scope: activation.
+        scope: activation, or weight: then the class is built for the number of a linear map's rows, and its
+            forward maps the weights (rows, in) to the normalised ones.
         summary: one line; the first line of the class's docstring when None.
         source: where the norm is from; the class's import path when None.
 
@@ -160,6 +180,7 @@ def _user_norm(
         backends=("composite",),
         summary=doc if summary is None else summary,
         source=_path(cls) if source is None else source,
+        takes_mask=scope == "activation" and norm_takes_mask(cls),
         factory=cls,
     )
 

@@ -11,7 +11,8 @@ import pytest
 
 from rmsrepro.norms import NormSpec, build_norm, norm_info, resolve_params
 from rmsrepro.norms.checks import coerce
-from rmsrepro.norms.params import BUILTIN_PARAMS, KRule, count_entries, make_params, plain
+from rmsrepro.norms.making import make_params, plain
+from rmsrepro.norms.params import BUILTIN_PARAMS, KRule, count_entries
 
 
 def test_parameters_and_defaults() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rmsrepro.norms.params import (
-    EpsPosition,
+    Casting,
     LayerNormNoBiasParams,
     LayerNormParams,
     NoneParams,
@@ -45,9 +45,11 @@ def refusal(params: Any, backend: str) -> str | None:
         function = "F.rms_norm"
         if params.bias:
             return f"{function} has no bias"
+        if params.casting is Casting.before_gain:
+            return f"{function} casts back after the product with the gain only"
     else:
         return "torch has no function for it"
-    if params.eps_position is EpsPosition.outside:
+    if params.outside:
         return f"{function} has eps inside the root only"
     if params.eps == 0:
         return f"{function} gives NaN for a row whose denominator is zero, which eps=0 allows"

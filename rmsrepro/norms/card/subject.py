@@ -1,0 +1,221 @@
+"""The norm that is measured: fresh modules of it, and what its values are compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rmsrepro.norms.card.lifting import Lifted
+from rmsrepro.norms.equations import equation, weightnorm
+from rmsrepro.norms.factory import NormSpec
+from rmsrepro.norms.linear import NormedLinear, WeightNormLinear, normed_linear
+from rmsrepro.norms.params import NormParams, WeightNormParams
+from rmsrepro.norms.registry import NormInfo, norm_info, resolve_params
+
+SEED = 20190
+"""Of all that a card draws: the same norm gets the same card."""
+
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+NAMES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+
+
+def generator(number: int = 0) -> torch.Generator:
+    """Return a generator of its own for each use, on the CPU."""
+    return torch.Generator().manual_seed(SEED + number)
+
+
+def normal(*shape: int, number: int = 0) -> Tensor:
+    """Return numbers from N(0, 1) in float64."""
+    return torch.randn(*shape, generator=generator(number), dtype=torch.float64)
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Draw initial values from the card's seed and leave the global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        yield
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A norm at one width.
+
+    Attributes:
+        name: a registered name or an import string.
+        params: parameters as given.
+        backend: composite or torch.
+        dim: size of the last dimension.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "composite"
+    dim: int = 64
+
+    @cached_property
+    def info(self) -> NormInfo:
+        return norm_info(self.name)
+
+    @cached_property
+    def resolved(self) -> Any:
+        """The norm's parameter dataclass."""
+        return resolve_params(self.name, **self.params)
+
+    @property
+    def of_weights(self) -> bool:
+        """Whether the norm reparametrises the weights of a linear map."""
+        return self.info.scope == "weight"
+
+    @property
+    def built_in(self) -> bool:
+        return self.info.factory is None
+
+    def has(self, parameter: str) -> bool:
+        """Return whether the norm has this parameter."""
+        return parameter in {one for one in vars(self.resolved)}
+
+    def at(self, **changes: Any) -> Subject:
+        """Return the subject with other parameters."""
+        return replace(self, params={**self.params, **changes})
+
+    # ---------------------------------------------------------------------------------- modules
+
+    @property
+    def spec(self) -> NormSpec:
+        return NormSpec(self.name, self.params, self.backend)
+
+    def build(self, dim: int | None = None) -> nn.Module:
+        """Return a fresh module on (..., dim): the norm, or for a norm of weights a linear map with it.
+
+        Raises:
+            Exception: whatever the norm's constructor raises.
+        """
+        size = self.dim if dim is None else dim
+        with seeded():
+            if self.of_weights:
+                return normed_linear(nn.Linear(size, size, bias=False), self.spec)
+            return self.spec.build(size)
+
+    def lively(self, dim: int | None = None) -> nn.Module:
+        """Return a module whose gains and biases would show up if they were left out or exchanged."""
+        return enliven(self.build(dim))
+
+    def normed(self, in_features: int, out_features: int) -> tuple[NormedLinear, nn.Linear]:
+        """Return n(W x) in float64 without a bias of the map, and the linear map that holds W."""
+        with seeded():
+            module = normed_linear(nn.Linear(in_features, out_features, bias=False), self.spec)
+        module.double()
+        with torch.no_grad():
+            module.linear.weight.copy_(normal(out_features, in_features, number=1) / in_features**0.5)
+        enliven(module)
+        return module, module.linear
+
+    # -------------------------------------------------------------------------------- references
+
+    @property
+    def reference_name(self) -> str:
+        """What the norm's values are compared with, in words."""
+        if self._equation_fits:
+            return "its equation in float64"
+        if self.lifted:
+            return "its own copy in float64, casts to fp32 lifted"
+        return "its own copy in float64"
+
+    @cached_property
+    def _equation_fits(self) -> bool:
+        return self.built_in and isinstance(self.resolved, NormParams)
+
+    @cached_property
+    def lifted(self) -> bool:
+        """Whether the norm casts to fp32 inside, which its reference undoes."""
+        return not self._equation_fits and self.inner_precision > 1e-13
+
+    @cached_property
+    def inner_precision(self) -> float:
+        """The relative rounding of what the norm computes from a float64 input; about 1e-16 in float64."""
+        return measure_precision(self.lively(self.dim).double(), self.dim)
+
+    @property
+    def keeps_float64(self) -> bool:
+        return self.inner_precision < 1e-13
+
+    def reference(self, module: nn.Module) -> Callable[[Tensor], tuple[Tensor, list[Tensor]]]:
+        """Return f(x in float64) -> (y, parameters): the norm of `module` in float64, and its leaves."""
+        if not self._equation_fits:
+            twin = copy.deepcopy(module).double()
+
+            def own_copy(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+                return twin(x), list(twin.parameters())
+
+            return own_copy
+        leaves = {
+            name: parameter.detach().double().requires_grad_() for name, parameter in module.named_parameters()
+        }
+        params, dim = self.resolved, getattr(module, "dim", self.dim)
+
+        def exact(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            if isinstance(params, WeightNormParams):
+                matrix = weightnorm(
+                    leaves["linear.weight"], leaves["linear.norm.weight"], eps=params.eps, outside=params.outside
+                )
+                return x @ matrix.T, list(leaves.values())
+            return equation(params, dim)(x, **leaves), list(leaves.values())
+
+        return exact
+
+    @contextlib.contextmanager
+    def in_float64(self) -> Iterator[None]:
+        """Surround what a reference computes, its gradients included."""
+        with Lifted() if self.lifted else contextlib.nullcontext():
+            yield
+
+
+def enliven(module: nn.Module) -> nn.Module:
+    """Move the norms' parameters off their initial values, keeping signs; leave a linear map's weight."""
+    draw = generator(2)
+    linear = {id(one.weight) for one in module.modules() if isinstance(one, nn.Linear)}
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if id(parameter) not in linear and parameter.is_floating_point():
+                step = (0.2 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)).clamp(-0.4, 0.4)
+                size = torch.where(parameter == 0, torch.ones_like(parameter), parameter.abs())
+                parameter.add_(step.to(parameter.dtype) * size)
+    return module
+
+
+def measure_precision(module: nn.Module, dim: int) -> float:
+    """Return the relative rounding inside a module on float64 inputs, by its differences over small steps.
+
+    A difference over a step of 1e-6 equals the one over 1e-3 but for rounding, divided by the step: 1e-10 in
+    float64, 0.1 where fp32 is somewhere on the way. The median over the entries leaves out kinks.
+    """
+    x, direction = normal(6, dim, number=3), normal(6, dim, number=4)
+    with torch.no_grad():
+        size = module(x).abs().median().clamp_min(1e-30)
+        steps = [
+            (module(x + step * direction) - module(x - step * direction)).double() / (2 * step)
+            for step in (1e-6, 1e-3)
+        ]
+        off = (steps[0] - steps[1]).abs()
+        return float(1e-6 * off.median() / size)
+
+
+def gains_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters `weight` (gain) and `bias` of the norm inside a `NormedLinear`."""
+    norm = module.linear.norm if isinstance(module.linear, WeightNormLinear) else module.norm
+    found = {} if norm is None else {"gain": getattr(norm, "weight", None), "bias": getattr(norm, "bias", None)}
+    return {name: one for name, one in found.items() if isinstance(one, nn.Parameter)}

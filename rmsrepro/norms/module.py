@@ -1,0 +1,150 @@
+"""What the built-in norms of activations share: parameters, gain and bias, the check of the shape."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rmsrepro.norms.backends import Kernel, make_kernel
+from rmsrepro.norms.backends.composite import LOW_PRECISION
+from rmsrepro.norms.gains import DECLARED, keep_apart, take_offset, write_offset
+from rmsrepro.norms.making import plain
+from rmsrepro.norms.params import NormParams
+from rmsrepro.norms.roles import mark_norm, norm_takes_mask
+
+Params = TypeVar("Params", bound=NormParams)
+
+
+def check_dim(dim: Any) -> int:
+    """Return `dim` as an int.
+
+    Raises:
+        TypeError: not a whole number (a tuple of dimensions is not supported).
+        ValueError: not positive.
+    """
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"dim is one whole number, the size of the last dimension; got {dim!r}")
+    size = operator.index(dim)
+    if size < 1:
+        raise ValueError(f"dim must be positive, got {size}")
+    return size
+
+
+class NormModule(nn.Module, Generic[Params]):
+    """Base of all built-in norms of activations: their parameters, and the check of the input's shape.
+
+    Args:
+        dim: size of the last dimension of the input.
+        params: the norm's parameters; the class's defaults when None.
+        backend: composite or torch.
+
+    Attributes:
+        weight: gain (dim,), stored as its difference to `gain_offset`; None without gain.
+        bias: bias (dim,), zeros at start; None without bias.
+
+    Raises:
+        TypeError, ValueError: `dim` is no positive whole number.
+    """
+
+    params_class: type[Params]
+    gain_offset: ClassVar[float] = 0.0
+    """What is added to the stored gain. State dicts carry it: one with another offset is refused."""
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, dim: int, params: Params | None = None, *, backend: str = "composite") -> None:
+        super().__init__()
+        self.dim = check_dim(dim)
+        self.params = self.params_class() if params is None else params
+        self.backend = backend
+        # layernorm_nobias has a gain and no field `bias`; none has neither.
+        has_gain: bool = getattr(self.params, "gain", False)
+        has_bias: bool = getattr(self.params, "bias", False)
+        self.weight = nn.Parameter(torch.empty(self.dim)) if has_gain else None
+        self.bias = nn.Parameter(torch.empty(self.dim)) if has_bias else None
+        self.reset_parameters()
+        mark_norm(self, self.params.norm, takes_mask=norm_takes_mask(type(self)))
+        # A subclass may turn its weight into a gain in another way: then only its name tells how.
+        self._declared = type(self).effective_gain.__module__.startswith(__package__)
+        keep_apart(self, DECLARED if self._declared else type(self).__qualname__)
+
+    def reset_parameters(self) -> None:
+        """Set gains to one (or what the norm starts with) and biases to zero."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.gain_offset)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def effective_gain(self) -> Tensor:
+        """Return the factor (dim,) that multiplies the normalised input: ones where there is no gain.
+
+        A gain stored as an offset is added up in fp32 or wider: 1 + 15.8125 is not a number of bf16.
+        """
+        if self.weight is None:
+            return torch.ones(self.dim, device=None if self.bias is None else self.bias.device)
+        if self.gain_offset == 0.0:
+            return self.weight
+        weight = self.weight.float() if self.weight.dtype in LOW_PRECISION else self.weight
+        return weight + self.gain_offset
+
+    def check_shape(self, x: Tensor) -> None:
+        """Raise ValueError where the last dimension is not `dim`; nothing is broadcast."""
+        if x.ndim == 0 or x.shape[-1] != self.dim:
+            raise ValueError(
+                f"{self.params.norm} was built for a last dimension of {self.dim}, "
+                f"got the shape {tuple(x.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        values = [f"{key}={value}" for key, value in plain(self.params).items()]
+        return ", ".join([str(self.dim), *values, f"backend={self.backend}"])
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.weight is not None:
+            write_offset(destination, prefix, self.gain_offset)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if take_offset(self, state_dict, prefix, self.gain_offset, error_msgs):
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+
+
+class ActivationNorm(NormModule[Params]):
+    """Base of the norms that a backend's kernel computes from x, gain and bias.
+
+    Raises:
+        BackendUnavailable: the backend does not take these parameters.
+    """
+
+    _kernel: Kernel
+
+    def __init__(self, dim: int, params: Params | None = None, *, backend: str = "composite") -> None:
+        super().__init__(dim, params, backend=backend)
+        self._kernel = make_kernel(self.params, self.dim, backend)
+        # The plain case, most norms', skips a call.
+        self._gain_is_weight = self._declared and self.gain_offset == 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (..., dim) over its last dimension.
+
+        Raises:
+            ValueError: the last dimension is not `dim`; nothing is broadcast.
+        """
+        self.check_shape(x)
+        gain = self.weight if self._gain_is_weight or self.weight is None else self.effective_gain()
+        return self._kernel(x, gain, self.bias)
