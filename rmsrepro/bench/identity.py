@@ -12,7 +12,7 @@ from typing import Any
 import rmsrepro
 from rmsrepro.bench.arms import Arm, arrange_arms
 from rmsrepro.config.bench import BenchConfig
-from rmsrepro.config.compose import plain
+from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.environment import machine

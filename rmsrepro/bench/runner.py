@@ -22,7 +22,7 @@ from rmsrepro.bench.processes import ProcessFailed, run_worker
 from rmsrepro.bench.record import ResultTables, samples_csv
 from rmsrepro.bench.statistics import BlockSample
 from rmsrepro.config.bench import BenchConfig, check_bench_config
-from rmsrepro.config.compose import plain
+from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import Locked, lock, read_json, to_json, write_atomic

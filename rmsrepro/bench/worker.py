@@ -25,7 +25,7 @@ from rmsrepro.bench.processes import EVENT_MARK
 from rmsrepro.bench.protocol import Clock, no_synchronize
 from rmsrepro.bench.session import Contestant, run_session
 from rmsrepro.config.bench import BenchConfig
-from rmsrepro.config.compose import from_plain
+from rmsrepro.config.plain import from_plain
 from rmsrepro.runs.files import to_json, write_atomic
 
 EVENT_EVERY_S = 0.5

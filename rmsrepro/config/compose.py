@@ -1,6 +1,6 @@
 """From overrides to a typed `TrainConfig` through Hydra, with one clear message for each mistake.
 
-`Composer` is opened once a command; `Composer.train(overrides)` composes one job. Norm names and their
+`Composer` is opened once a command; `Composer.raw(overrides)` composes one job. Norm names and their
 parameters are handed in (`register_schemas`), so that this package imports no norm.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import MISSING, field, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args, get_type_hints
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -30,23 +29,19 @@ from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.explain import explain
 from rmsrepro.config.overrides import Override, unknown_choice, unquote, unreadable
 from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, search_path, user_conf_dir
+from rmsrepro.config.plain import NODES, from_plain, plain, yaml_text
+
+__all__ = [
+    "GROUPS",
+    "Composer",
+    "from_plain",
+    "plain",
+    "register_schemas",
+    "to_train_config",
+    "yaml_text",
+]
 
 GROUPS = ("norm", "model", "task", "data", "optim", "trainer", "tracker", "experiment", "debug", "bench")
-
-_NODES: dict[str, dict[str, type]] = {
-    "model": {"transformer": schema.TransformerConfig, "gru": schema.GRUConfig},
-    "task": {"lm": schema.LMConfig, "translation": schema.TranslationConfig},
-    "data": {
-        "pydoc": schema.PydocConfig,
-        "tinyshakespeare": schema.TinyShakespeareConfig,
-        "wikitext": schema.WikitextConfig,
-        "text_files": schema.TextFilesConfig,
-        "cldr": schema.CldrConfig,
-        "multi30k": schema.Multi30kConfig,
-        "wmt14": schema.Wmt14Config,
-        "parallel_files": schema.ParallelFilesConfig,
-    },
-}
 
 
 def register_schemas(norms: Mapping[str, type]) -> None:
@@ -59,7 +54,7 @@ def register_schemas(norms: Mapping[str, type]) -> None:
     store = ConfigStore.instance()
     store.store(group="schema", name="train", node=schema.TrainConfig)
     store.store(group="schema", name="bench", node=BenchJobConfig)
-    for group, nodes in _NODES.items():
+    for group, nodes in NODES.items():
         for name, node in nodes.items():
             store.store(group=f"schema/{group}", name=name, node=node)
     hints: dict[str, Any] = {}
@@ -262,64 +257,6 @@ def to_train_config(config: DictConfig, experiment: str | None = None) -> schema
     if experiment is not None:
         result.experiment = experiment
     return result
-
-
-def plain(value: Any) -> Any:
-    """Return a config dataclass as nested dicts of JSON's types (enums by their value)."""
-    if isinstance(value, Enum):
-        return value.value
-    if hasattr(value, "__dataclass_fields__"):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
-def yaml_text(value: Any) -> str:
-    """Return plain values as YAML. (OmegaConf's writer would take a "${" in a path for more than text.)"""
-    return yaml.safe_dump(plain(value), sort_keys=False, allow_unicode=True)
-
-
-def from_plain(data: Mapping[str, Any]) -> schema.TrainConfig:
-    """Rebuild a `TrainConfig` from what `plain` gave (a record's or checkpoint's config).
-
-    Keys that this version does not know are ignored, absent ones take their defaults, so that records of
-    an older version stay readable.
-
-    Raises:
-        UserError: the data names a model, task or data source that does not exist.
-    """
-    config: schema.TrainConfig = _build(schema.TrainConfig, {**data, "norm": dict(data.get("norm", {}))})
-    return config
-
-
-def _build(kind: type, data: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
-    values = {}
-    for item in fields(kind):
-        if item.name not in data:
-            if item.default is MISSING and item.default_factory is MISSING:
-                raise UserError(f"{kind.__name__}: {item.name} is missing")
-            continue
-        values[item.name] = _convert(item.name, hints[item.name], data[item.name])
-    return kind(**values)
-
-
-def _convert(name: str, hint: Any, value: Any) -> Any:
-    if name in _NODES and isinstance(value, Mapping):
-        node = _NODES[name].get(str(value.get("name")))
-        if node is None:
-            raise UserError(unknown_choice(name, str(value.get("name")), sorted(_NODES[name])))
-        return _build(node, value)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if hasattr(hint, "__dataclass_fields__") and isinstance(value, Mapping):
-        return _build(hint, value)
-    if getattr(hint, "__origin__", None) is list and isinstance(value, list):
-        return [_convert("", hint.__args__[0], element) for element in value]
-    return value
 
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:

@@ -13,6 +13,12 @@ class UserError(ValueError):
     """
 
 
+def first_line(error: BaseException | str) -> str:
+    """Return the first line of an error's message; its type's name where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
     """Return ``"; did you mean a, b?"`` for the choices closest to `word`, or an empty string."""
     close = difflib.get_close_matches(word, list(dict.fromkeys(choices)), n=limit, cutoff=0.6)

@@ -6,7 +6,7 @@ import re
 
 from omegaconf.errors import OmegaConfBaseException
 
-from rmsrepro.config.errors import nearest
+from rmsrepro.config.errors import first_line, nearest
 
 _EXPECTED = (
     ("could not be converted to Float", "expected a number"),
@@ -36,15 +36,13 @@ def explain(error: BaseException) -> str:
             return f"cannot be read as YAML: {' '.join(str(item).split())}"
         if isinstance(item, UnicodeDecodeError):
             return "cannot be read: it is not UTF-8 text"
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def _omegaconf(error: OmegaConfBaseException) -> str:
     key = str(getattr(error, "full_key", None) or "")
     key = "study" if key == "study_name" else key  # as it is written on the command line
-    message = getattr(error, "msg", None) or str(error)
-    text = str(message).strip().splitlines()[0]
+    text = first_line(getattr(error, "msg", None) or error)
     choices = re.search(r"valid options are: \[(.*)\]|expected one of \[(.*)\]", text)
     value = re.search(r"[Vv]alue '(.*?)'(?: of type| is not|,)", text)
     if choices and value:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.errors import UserError, first_line, nearest
 
 RAW_KEYS = re.compile(
     r"^(?:data\.(?:path|cache_dir|train|val|test|(?:train|val|test)_(?:src|tgt))|ckpt|out_dir|.*\.path)$"
@@ -140,7 +140,7 @@ def expand(overrides: Sequence[Override]) -> list[list[Override]]:
             try:
                 values = list(parsed.sweep_string_iterator())
             except Exception as error:
-                raise UserError(f"{item.text}: {_first_line(error)}") from None
+                raise UserError(f"{item.text}: {first_line(error)}") from None
             if not values:
                 raise UserError(f"{item.text}: this sweep has no values")
             axes.append([Override(item.key, value) for value in dict.fromkeys(values)])
@@ -170,16 +170,12 @@ def check_single(
 def unreadable(item: Override, error: Exception) -> str:
     """Explain a value that the override grammar cannot read."""
     return (
-        f"{item.text}: cannot read the value ({_first_line(error)}); put it in quotes if it holds "
+        f"{item.text}: cannot read the value ({first_line(error)}); put it in quotes if it holds "
         f"brackets, quotes, commas, '=' or letters with accents: \"{item.key}='...'\""
     )
 
 
 def unknown_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """The message for a group value that does not exist."""
-    hint = nearest(name, choices)
+    hint = "; did you mean none?" if name == "null" and "none" in choices else nearest(name, choices)
     return f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rmsrepro.config.errors import first_line
 from rmsrepro.report.records import Problem
 
 
@@ -31,8 +32,7 @@ def read_mapping(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # parsers raise almost anything for damaged bytes, asserts included
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problems.append(Problem(path, f"damaged: {first_line}"))
+        problems.append(Problem(path, f"damaged: {first_line(error)}"))
         return None
     if not isinstance(value, dict):
         problems.append(Problem(path, f"holds a {type(value).__name__}, not a mapping"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -18,7 +16,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rmsrepro.config.schema import TrainerConfig
 from rmsrepro.runs.clocks import Clocks
-from rmsrepro.runs.files import owner_record, to_json, write_atomic
+from rmsrepro.runs.files import owner_record, to_json, touch_lock, write_atomic
 from rmsrepro.runs.interruption import Interruption
 from rmsrepro.runs.progress import ProgressView
 from rmsrepro.runs.records import MetricsLog
@@ -178,12 +176,14 @@ class RunCallback(L.Callback):
         boundary = step % self._config.log_every == 0 or step >= self._config.max_steps
         if (boundary or pl_module.device.type == "cpu") and (loss := pl_module.last_loss) is not None:
             self.diverged = self._divergence.reason(float(loss))
+        validates = step % (self._config.val_every or 1) == 0
         if boundary or self.diverged:
-            self._record_training(pl_module, step)
+            # At the last step the run validates too, there or after the loop.
+            more = not self.diverged and (validates or step >= self._config.max_steps)
+            self._record_training(pl_module, step, more=more)
         if self.diverged:
             trainer.should_stop = True
             return
-        validates = step % (self._config.val_every or 1) == 0
         if not validates:
             # Where a validation follows, the checkpoint and the held-back signal wait for its end.
             self._safe_point(trainer, step)
@@ -193,29 +193,31 @@ class RunCallback(L.Callback):
         self.warmup_s = self._clocks.read("train") - self._start_seconds
         self._clocks.reassign(self.warmup_s, "train", "other")
 
-    def _record_training(self, module: Task, step: int) -> None:
+    def _record_training(self, module: Task, step: int, *, more: bool = False) -> None:
         synchronise(module.device)
         seconds = self._clocks.read("train")
         if step - self._start_step < self.warmup_steps:
             seconds = self._start_seconds
         with self._clocks.on("logging"):
             values = {"train_seconds": seconds, "tokens": self._tokens, **module.pop_training_metrics()}
-            self.record(step, values)
+            self.record(step, values, more=more)
 
-    def record(self, step: int, values: dict[str, Any]) -> None:
-        """Write a row, mirror it, and show it; now and then tell `status` how far the run is."""
+    def record(self, step: int, values: dict[str, Any], *, more: bool = False) -> None:
+        """Write a row, mirror it, and show it; now and then tell `status` how far the run is.
+
+        Args:
+            more: a validation of the same step follows.
+        """
         self._log.add(step, values)
         self._tracker.log(step, values)
-        self._view.update(step, values)
+        self._view.update(step, values, more=more)
         if time.monotonic() - self._beat > 2:
             self.beat(step)
 
     def beat(self, step: int) -> None:
         """Tell `rmsrepro status` that the run lives and how far it is."""
         self._beat = time.monotonic()
-        with contextlib.suppress(OSError):
-            # Another machine on the same disk believes in this run while its lock is fresh.
-            os.utime(self._folder / "lock.json")
+        touch_lock(self._folder)
         write_atomic(self._folder / "running.json", to_json({**owner_record(), **self._running(step)}))
 
     def _safe_point(self, trainer: L.Trainer, step: int) -> None:

@@ -5,17 +5,21 @@ They hold tensors, numbers, strings, lists and dicts only, so `torch.load` takes
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rmsrepro.config.compose import from_plain
-from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.errors import UserError, first_line, nearest
+from rmsrepro.config.plain import from_plain
+from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data.tokenizers import tokenizer_from_json
 from rmsrepro.runs.callbacks import STATE_KEY
+from rmsrepro.runs.identity import check_norm
 from rmsrepro.tasks import Task, build_task
 
 
@@ -69,11 +73,28 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = _why_unreadable(file, error)
         raise UserError(f"ckpt={path}: cannot be read as a checkpoint ({reason})") from error
     if not isinstance(content, dict) or STATE_KEY not in content:
         raise UserError(f"ckpt={path}: not a checkpoint of rmsrepro (it has no {STATE_KEY!r} entry)")
     return Checkpoint(file, content)
+
+
+def _why_unreadable(file: Path, error: Exception) -> str:
+    """Say what is wrong with a file that `torch.load` refused; torch's own message is often a mere number."""
+    if isinstance(error, OSError):
+        return first_line(error)
+    with file.open("rb") as opened:
+        start = opened.read(4)
+    if not start:
+        return "the file is empty"
+    if start != b"PK\x03\x04":  # torch.save writes a zip archive
+        return "it is not in the format that torch.save writes"
+    if not zipfile.is_zipfile(file):
+        return "it is cut off: its end is missing"
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds Python objects beside tensors and plain values, and such files are not loaded"
+    return first_line(error)
 
 
 @dataclass
@@ -104,9 +125,15 @@ class _Vocabularies:
 
 
 def restore(checkpoint: Checkpoint) -> Trained:
-    """Rebuild the model of a checkpoint on the CPU, in evaluation mode."""
+    """Rebuild the model of a checkpoint on the CPU, in evaluation mode.
+
+    Raises:
+        UserError: a norm of the user's, or its plug-in's module, that is not found here.
+    """
     state = checkpoint.state
     config = checkpoint.config
+    load_plugins(config.plugins)
+    check_norm(config)
     module = build_task(config, _Vocabularies(state))
     module.load_state_dict(checkpoint.content["state_dict"])
     module.eval()

@@ -15,8 +15,8 @@ import lightning as L
 import torch
 from rich.console import Console
 
-from rmsrepro.config.compose import plain, yaml_text
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data import build_data
 from rmsrepro.runs.callbacks import RunCallback
@@ -85,11 +85,11 @@ class Run:
         self._write_description(data)
         step = start.step if start else 0
         data.start_batch = step * config.trainer.accumulate
-        own = start is not None and start is not self.parent
+        own = start if start is not self.parent else None
         self._log = MetricsLog(
             self.folder / "metrics.jsonl",
             keep_to_step=step if own else None,
-            pending=start.state["pending_row"] if own and start is not None else None,
+            pending=own.state["pending_row"] if own else None,
         )
         self._tracker = open_tracker(
             config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
@@ -113,8 +113,8 @@ class Run:
                 payload=self._payload(data),
                 running=lambda step: {"step": step, "max_steps": config.trainer.max_steps},
             )
-            if own and start is not None:
-                self._callback.load(start.state)
+            if own:
+                self._callback.load(own.state)
             seed_dropout(config.seed)
             self.training_began = True
             self._callback.beat(step)
@@ -127,9 +127,9 @@ class Run:
                 self.interruption.check()
                 self._finish_validation(trainer, module, data)
         if self._callback.diverged:
-            return self._close("diverged", self._final_metrics(), self._callback.diverged)
+            return self._close("diverged", self._callback.diverged)
         self._score(module, data, trainer.strategy.root_device)
-        return self._close("completed", self._final_metrics(), None)
+        return self._close("completed", None)
 
     def _starting_point(self) -> Checkpoint | None:
         """This run's own last checkpoint, else its parent's."""
@@ -216,21 +216,14 @@ class Run:
         write_atomic(self.folder / "env.json", to_json(environment()))
         write_atomic(self.folder / "data.json", to_json(data.summary()))
 
-    def _final_metrics(self) -> dict[str, Any]:
-        """The newest value of every metric; none is taken from a better, earlier step but `step` columns."""
-        assert self._log is not None
-        self._log.flush()
-        rows = read_metrics(self.folder / "metrics.jsonl")
-        merged: dict[str, Any] = {}
-        for row in rows:
-            merged |= row
-        return {
-            name: value for name, value in merged.items() if name not in ("step", "train_seconds", "tokens")
-        }
-
-    def _close(self, status: str, metrics: dict[str, Any], error: str | None) -> RunResult:
+    def _close(self, status: str, error: str | None) -> RunResult:
+        """Write the records of a run's end: metrics.csv, the tracker's summary, result.json."""
         with self.clocks.on("logging"):
-            rows = read_metrics(self.folder / "metrics.jsonl")
+            rows: list[dict[str, Any]] = []
+            if self._log is not None:
+                self._log.flush()
+                rows = read_metrics(self._log.path)
+            metrics = _newest(rows)
             if rows:
                 write_csv(rows, self.folder / "metrics.csv")
             if self._tracker is not None:
@@ -278,8 +271,7 @@ class Run:
         text = explain(error)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
-        metrics = self._final_metrics() if self._log is not None else {}
-        return self._close("failed", metrics, text)
+        return self._close("failed", text)
 
     def record_interruption(self) -> None:
         """Record an interrupted run; the same command goes on from its last checkpoint."""
@@ -287,7 +279,7 @@ class Run:
         if self._log is None:
             return
         self._count_steps()
-        self._close("interrupted", self._final_metrics(), "interrupted")
+        self._close("interrupted", "interrupted")
         self.say(f"{self.identity.run_id}: interrupted; the same command goes on from the last checkpoint")
 
     def _count_steps(self) -> None:
@@ -303,6 +295,14 @@ class Run:
             (self.folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.folder / "checkpoints").rmdir()
+
+
+def _newest(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The newest value of every metric: none is taken from a better, earlier step."""
+    merged: dict[str, Any] = {}
+    for row in rows:
+        merged |= row
+    return {name: value for name, value in merged.items() if name not in ("step", "train_seconds", "tokens")}
 
 
 def _one_line(text: str) -> str:

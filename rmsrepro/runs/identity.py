@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from rmsrepro.config.compose import plain
-from rmsrepro.config.errors import UserError
+from rmsrepro.config.errors import UserError, first_line
+from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.norms import norm_info
 from rmsrepro.runs.files import to_json
@@ -47,10 +47,9 @@ def check_norm(config: TrainConfig) -> None:
     except (ValueError, TypeError) as error:
         raise UserError(f"norm={spec.name}: {error}") from error
     except Exception as error:  # a user's class may raise anything, and a width may be beyond the memory
-        reason = str(error).strip().splitlines()
         raise UserError(
             f"norm={spec.name}: it cannot be built at width {config.model.d_model} "
-            f"({type(error).__name__}: {reason[0] if reason else 'no message'})"
+            f"({type(error).__name__}: {first_line(error)})"
         ) from error
 
 

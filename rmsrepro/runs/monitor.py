@@ -24,13 +24,11 @@ from rmsrepro.runs.files import read_json
 class Monitor:
     """Watches the run folders of a sweep from a thread; a bar on a terminal, a line a job elsewhere."""
 
-    def __init__(
-        self, console: Console, jobs: Sequence[tuple[str, str]], folder: Path, *, skipped: int
-    ) -> None:
+    def __init__(self, console: Console, jobs: Sequence[tuple[str, str]], folder: Path) -> None:
         self._console, self._folder = console, folder
         self._jobs = dict(jobs)
         self._before = {run_id: _stamp(folder / run_id) for run_id in self._jobs}
-        self._total, self._skipped = len(self._jobs), skipped
+        self._total = len(self._jobs)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep-monitor", daemon=True)
         self._progress: Progress | None = None

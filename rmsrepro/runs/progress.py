@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+_QUIET_S = 20.0
+
 
 def speaker(console: Console) -> Callable[[str], None]:
     """Return a function that prints a line as it is: no markup, no wrapping in the middle of a path."""
@@ -25,8 +27,12 @@ class ProgressView(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def update(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show that `step` updates are done and the newest of the metrics."""
+    def update(self, step: int, values: Mapping[str, Any], *, more: bool = False) -> None:
+        """Show that `step` updates are done and the newest of the metrics.
+
+        Args:
+            more: a validation of the same step follows, whose figures will come by another call.
+        """
 
 
 class Silent:
@@ -40,7 +46,7 @@ class Silent:
     ) -> None:
         pass
 
-    def update(self, step: int, values: Mapping[str, Any]) -> None:
+    def update(self, step: int, values: Mapping[str, Any], *, more: bool = False) -> None:
         pass
 
 
@@ -69,7 +75,7 @@ class Bar:
     ) -> None:
         self._progress.__exit__(kind, error, trace)
 
-    def update(self, step: int, values: Mapping[str, Any]) -> None:
+    def update(self, step: int, values: Mapping[str, Any], *, more: bool = False) -> None:
         self._values.update(values)
         self._progress.update(self._task, completed=step, losses=_losses(self._values))
 
@@ -77,8 +83,8 @@ class Bar:
 class Lines:
     """One line a validation, or after twenty quiet seconds: for logs and pipes."""
 
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        self._console, self._title, self._total = console, title, total
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total = console, total
         self._last = time.monotonic()
         self._values: dict[str, Any] = {}
 
@@ -90,9 +96,10 @@ class Lines:
     ) -> None:
         pass
 
-    def update(self, step: int, values: Mapping[str, Any]) -> None:
+    def update(self, step: int, values: Mapping[str, Any], *, more: bool = False) -> None:
         self._values.update(values)
-        if "val_loss" in values or time.monotonic() - self._last > 20:
+        quiet = "train_loss" in values and time.monotonic() - self._last > _QUIET_S
+        if not more and ("val_loss" in values or quiet):
             self._last = time.monotonic()
             self._console.print(
                 f"step {step}/{self._total}  {_losses(self._values)}",
@@ -106,7 +113,7 @@ def progress_view(console: Console, title: str, total: int, *, enabled: bool) ->
     """Return the view that fits the console."""
     if not enabled:
         return Silent()
-    return Bar(console, title, total) if console.is_terminal else Lines(console, title, total)
+    return Bar(console, title, total) if console.is_terminal else Lines(console, total)
 
 
 def _losses(values: Mapping[str, Any]) -> str:

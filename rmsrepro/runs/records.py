@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,3 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(path, text.getvalue())
-
-
-def finite(metrics: dict[str, Any]) -> bool:
-    """Whether every loss among `metrics` is a finite number."""
-    return all(math.isfinite(value) for name, value in metrics.items() if name.endswith("loss"))

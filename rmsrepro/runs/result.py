@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from rmsrepro.config.compose import plain, yaml_text
-from rmsrepro.config.errors import UserError
+from rmsrepro.config.errors import UserError, first_line
+from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.environment import machine
@@ -98,10 +98,10 @@ def explain(error: Exception) -> str:
         return text
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in text.lower():
         return (
-            f"out of memory: {text.splitlines()[0]}; lower data.batch_tokens (and raise trainer.accumulate), "
+            f"out of memory: {first_line(error)}; lower data.batch_tokens (and raise trainer.accumulate), "
             "or model.size"
         )
-    return f"{type(error).__name__}: {text.splitlines()[0]}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def flags(config: TrainConfig) -> list[str]:

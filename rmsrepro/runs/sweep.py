@@ -13,9 +13,10 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from rmsrepro.config.compose import Composer, plain, to_train_config
+from rmsrepro.config.compose import Composer, to_train_config
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, chosen_experiment, quoted
+from rmsrepro.config.overrides import Override, chosen_experiment
+from rmsrepro.config.plain import plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, Placement, TrainConfig
@@ -194,9 +195,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     def run(part: list[list[str]]) -> list[Any]:
         return launch(run_job, part, base=base, launcher=launcher, n_jobs=n_jobs)
 
-    with Monitor(
-        console, [(job.run_id, job.text) for job in todo], sweep_dir, skipped=len(plan.jobs) - len(todo)
-    ):
+    with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
         if options.on_error == "stop":
             # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
             results: list[Any] = []
@@ -279,11 +278,6 @@ def _write_manifest(plan: SweepPlan, out_dir: Path) -> None:
         out_dir / "sweeps" / f"{digest}.json",
         to_json({"started": time.time(), "study": plan.jobs[0].config.study_name, "jobs": jobs}),
     )
-
-
-def study_override(name: str | None) -> list[Override]:
-    """The override that labels a job with its study."""
-    return [Override("study_name", quoted(name))] if name else []
 
 
 def summary(jobs: Sequence[Job]) -> Mapping[str, int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from rmsrepro.config.compose import plain
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
@@ -89,6 +89,7 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
         )
         return RunResult(parent.run_id, parent.path.parent.parent, "completed", skipped=True)
     existed = folder.exists()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with lock(folder / "lock.json"), handling_signals() as interruption:
             done = finished_result(folder)
@@ -113,9 +114,10 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
             except Exception as error:
                 return run.fail(error)
     except UserError:
-        if not existed:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        # Nothing began: of the folders that were made for it none stays, unless another run is in it by now.
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
         raise
     except Locked as busy:
         say(f"{identity.run_id}: another process (pid {busy.owner.get('pid')}) is at work on it; left to it")

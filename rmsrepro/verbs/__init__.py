@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmsrepro.verbs.cards import check_norm
 from rmsrepro.verbs.reporting import norms, report, reproduce
 from rmsrepro.verbs.timing import bench
 from rmsrepro.verbs.training import status, sweep, train
@@ -9,6 +10,7 @@ from rmsrepro.verbs.using import evaluate, sample, translate
 
 __all__ = [
     "bench",
+    "check_norm",
     "evaluate",
     "norms",
     "report",

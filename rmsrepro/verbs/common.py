@@ -9,14 +9,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from rmsrepro.config.compose import Composer
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import RAW_KEYS, Override, as_typed, expand, take, unquote
-from rmsrepro.config.paths import own_files, shadowed_files
+from rmsrepro.config.overrides import RAW_KEYS, Override, as_typed, expand, unquote
+from rmsrepro.config.paths import own_files, packaged_conf_dir, shadowed_files, user_conf_dir
 from rmsrepro.config.plugins import import_from_here, load_plugins
 
 T = TypeVar("T")
@@ -88,15 +88,44 @@ def _value(item: Override, *, text: bool, optional: bool) -> Any:
 
 
 def open_plugins(overrides: Sequence[Override]) -> None:
-    """Import what `plugins=[...]` names, and make the current directory importable.
+    """Import what `plugins` names, and make the current directory importable.
+
+    As in the composed configuration, `plugins=[...]` of the command line takes the place of the list in an
+    experiment's file.
 
     Raises:
         UserError: see `load_plugins`.
     """
     import_from_here()
-    value, _ = take(overrides, "plugins")
-    if value is not None:
+    given = _choices("plugins", overrides)
+    for value in given:
         load_plugins(_module_names(value))
+    for group in () if given else OVERLAYS:
+        for value in _choices(group, overrides):
+            load_plugins(_plugins_of_overlay(group, unquote(value)))
+
+
+OVERLAYS = ("experiment", "debug")
+"""The groups whose files may set any key."""
+
+
+def _choices(key: str, overrides: Sequence[Override]) -> list[str]:
+    """Return every value that is given for `key`, those of a sweep one by one."""
+    jobs = [job for item in overrides if item.key == key for job in expand([item])]
+    return list(dict.fromkeys(job[0].value for job in jobs))
+
+
+def _plugins_of_overlay(group: str, name: str) -> list[str]:
+    """Return the modules that an overlay lists; none where it lists none, or cannot be read.
+
+    Its norm is known only after they were imported, so this reads the file before anything is composed.
+    """
+    folders = [folder for folder in (packaged_conf_dir(), user_conf_dir()) if folder]  # as Hydra searches
+    for file in (folder / group / f"{name}.yaml" for folder in folders):
+        if file.is_file():
+            plugins = _read(file).get("plugins")
+            return [str(module) for module in plugins] if isinstance(plugins, ListConfig) else []
+    return []
 
 
 def _module_names(value: str) -> list[str]:
@@ -120,11 +149,7 @@ def known_norms(overrides: Sequence[Override]) -> Mapping[str, type]:
     from rmsrepro.norms import list_norms, norm_info
 
     found = {name: norm_info(name).params_class for name in list_norms()}
-    chosen = {
-        unquote(item.value)
-        for job in expand([item for item in overrides if item.key == "norm"])
-        for item in job
-    }
+    chosen = {unquote(value) for value in _choices("norm", overrides)}
     for name in (name for name in chosen if ":" in name):
         found[name] = _imported(name, f"norm={name}")
     for file in own_files("norm"):
@@ -145,11 +170,16 @@ def _imported(name: str, where: str) -> type:
 
 
 def _norm_name(file: Path) -> str:
+    return str(_read(file).get("name", ""))
+
+
+def _read(file: Path) -> DictConfig:
+    """Read a YAML file of keys; empty where it is damaged: composing says what is wrong, if it is chosen."""
     try:
         content = OmegaConf.load(file)
     except Exception:
-        return ""  # composing says what is wrong with it, if it is chosen
-    return str(content.get("name", "")) if isinstance(content, DictConfig) else ""
+        return DictConfig({})
+    return content if isinstance(content, DictConfig) else DictConfig({})
 
 
 @contextlib.contextmanager

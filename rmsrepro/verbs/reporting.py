@@ -57,16 +57,18 @@ def reproduce(overrides: list[Override]) -> int:
     """A study's runs, its timing, the page and the scorecard."""
     from rmsrepro.report import build_report, print_scorecard
     from rmsrepro.verbs.studies import load_study, restricted
-    from rmsrepro.verbs.training import SweepVerb, sweep_jobs
+    from rmsrepro.verbs.training import SweepVerb, refuse_options_of_sweep, sweep_jobs
 
     name, rest = take(overrides, "study")
+    refuse_options_of_sweep(rest, dry_run=f"rmsrepro sweep study={name} dry_run=true lists its runs")
     if name is None:
         raise UserError("reproduce needs a study: rmsrepro reproduce study=smoke (a minute) or study=quick")
     study, extra = restricted(load_study(unquote(name)), rest)
     say(f"== {study.title or study.name}: {len(study.cells())} cells, {len(study.seeds)} seeds")
     timings = _timings(study, extra)  # composed before anything runs: a mistake in them shows now
     # How to time says nothing to the runs.
-    code, run_ids = sweep_jobs([item for item in overrides if not item.key.startswith("bench.")], SweepVerb())
+    shared = [item for item in extra if not item.key.startswith("bench.")]
+    code, run_ids = sweep_jobs(shared, SweepVerb(), study)
     out_dir = _out_dir(extra)
     failed = _time_cells(timings)
     built = build_report(out_dir, study=study, run_ids=run_ids)

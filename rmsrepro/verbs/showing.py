@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rmsrepro.config.compose import plain, yaml_text
+from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.tasks import norm_spec
 from rmsrepro.verbs.common import say

@@ -36,8 +36,9 @@ HARMLESS = (
     "rerun",
     "data.path",
     "data.cache_dir",
+    "bench.",
 )
-"""Overrides that change no figure of a study, so that it is still that study."""
+"""Overrides that change no run of a study, so that it is still that study."""
 
 
 def load_study(name: str) -> StudyConfig:

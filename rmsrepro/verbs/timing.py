@@ -14,10 +14,12 @@ from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, chosen_experiment, expand, take, unquote
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.verbs.common import composer, console, label_study, say
+from rmsrepro.verbs.training import refuse_options_of_sweep
 
 
 def bench(overrides: list[Override]) -> int:
     """Time norms against LayerNorm and print the comparisons."""
+    refuse_options_of_sweep(overrides)
     try:
         result = run_prepared_bench(prepare_bench(label_study(overrides)))
     except BenchFailed as error:
@@ -54,6 +56,9 @@ def prepare_bench(overrides: Sequence[Override], *, reuse: bool = False, cells: 
     from rmsrepro.norms import resolve_params
     from rmsrepro.norms.given import check_norm_parameters
 
+    for item in overrides:
+        if item.key in _FOLLOWS:
+            raise UserError(f"{item.text}: {_FOLLOWS[item.key]}")
     norm_text, rest = take(overrides, "norm")
     backend_text, rest = take(rest, "backend")
     norm_names = _values("norm", norm_text or "layernorm,rmsnorm,prmsnorm")
@@ -115,6 +120,14 @@ def run_prepared_bench(prepared: PreparedBench) -> Any:
         return run_bench(settings, base=base, norms=norms, on_progress=lambda line: say(line, stderr=True))
     except BenchError as error:
         raise BenchFailed(str(error)) from error
+
+
+_FOLLOWS = {
+    "bench.norms": "the arms are named by norm, as in norm=layernorm,rmsnorm",
+    "bench.backends": "the arms are named by backend too, as in backend=composite,torch",
+    "bench.cells": "it follows from the study: how many comparisons its report holds",
+}
+"""Settings that the command line does not set, and why."""
 
 
 class BenchFailed(RuntimeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -23,7 +23,16 @@ from rmsrepro.config.overrides import (
     unquote,
 )
 from rmsrepro.config.paths import search_path
-from rmsrepro.verbs.common import composer, console, label_study, only_options, say, take_options
+from rmsrepro.config.study import StudyConfig
+from rmsrepro.verbs.common import (
+    OVERLAYS,
+    composer,
+    console,
+    label_study,
+    only_options,
+    say,
+    take_options,
+)
 
 
 def train(overrides: list[Override]) -> int:
@@ -33,6 +42,7 @@ def train(overrides: list[Override]) -> int:
     from rmsrepro.norms.given import check_norm_parameters
 
     show, overrides = take(overrides, "show")
+    refuse_options_of_sweep(overrides, dry_run="rmsrepro train show=true shows what it would run")
     check_single(overrides)
     overrides = label_study(overrides)
     with composer(overrides) as opened:
@@ -82,6 +92,15 @@ class SweepVerb:
     on_error: str = "continue"
 
 
+def refuse_options_of_sweep(overrides: Sequence[Override], **instead: str) -> None:
+    """Refuse an option of `sweep` given to another verb; `instead` says, by option, what does the same."""
+    options = {item.name for item in fields(SweepVerb)}
+    for item in overrides:
+        if item.key in options:
+            hint = f" ({instead[item.key]})" if item.key in instead else ""
+            raise UserError(f"{item.text}: {item.key} belongs to rmsrepro sweep{hint}")
+
+
 def sweep(overrides: list[Override]) -> int:
     """Many runs."""
     from rmsrepro.runs.launch import check_launcher
@@ -94,34 +113,45 @@ def sweep(overrides: list[Override]) -> int:
     if options.on_error not in ("continue", "stop"):
         hint = nearest(options.on_error, ["continue", "stop"])
         raise UserError(f"on_error={options.on_error}: expected continue or stop{hint}")
-    return sweep_jobs(overrides, options)[0]
+    name, rest = take(overrides, "study")
+    if name is None:
+        return sweep_jobs(rest, options)[0]
+    from rmsrepro.verbs.studies import load_study, restricted
+
+    study, rest = restricted(load_study(unquote(name)), rest)
+    return sweep_jobs(rest, options, study)[0]
 
 
-def sweep_jobs(overrides: list[Override], options: SweepVerb) -> tuple[int, list[str]]:
-    """Plan and run a sweep (also the first part of `reproduce`); return its exit code and run ids."""
+def sweep_jobs(
+    overrides: Sequence[Override], options: SweepVerb, study: StudyConfig | None = None
+) -> tuple[int, list[str]]:
+    """Plan and run a sweep (also the first part of `reproduce`); return its exit code and run ids.
+
+    Args:
+        overrides: those of every job; without a study, all that is swept over.
+        study: restricted to what the command line leaves of it (`restricted`).
+    """
     from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 
-    name, rest = take(overrides, "study")
     settings = SweepOptions(
         launcher=options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
         n_jobs=options.n_jobs or (2 if options.launcher == "joblib" else 1),
         on_error=options.on_error,
     )
-    if name is None:
-        jobs = expand(_last_wins(rest))
+    if study is None:
+        jobs = expand(_last_wins(overrides))
     else:
-        from rmsrepro.verbs.studies import load_study, restricted, split_all
-
-        study, extra = restricted(load_study(unquote(name)), rest)
         from rmsrepro.paper.studies import study_jobs
+        from rmsrepro.verbs.studies import split_all
 
-        jobs = [label_study([*split_all(job.overrides, study.name), *extra]) for job in study_jobs(study)]
+        jobs = [[*split_all(job.overrides, study.name), *overrides] for job in study_jobs(study)]
         settings.num_threads = study.jobs.num_threads
         if options.launcher is None and options.n_jobs is None and study.jobs.n_jobs > 1:
             settings.launcher, settings.n_jobs = "joblib", study.jobs.n_jobs
     jobs = [_last_wins(label_study(job)) for job in jobs]
     everything = [item for job in jobs for item in job]
-    with composer([*rest, *[item for item in everything if item.key in ("norm", "plugins")]]) as opened:
+    naming = [item for item in everything if item.key in ("norm", "plugins", *OVERLAYS)]
+    with composer([*overrides, *naming]) as opened:
         screen = console()
         plan = plan_sweep(opened, jobs)
         for note in plan.notes:

@@ -25,6 +25,7 @@ def evaluate(overrides: list[Override]) -> int:
     """Loss and scores of a checkpoint on the data of its run, or on other data of the same kind."""
     import torch
 
+    from rmsrepro.config.plain import plain
     from rmsrepro.data import build_data
     from rmsrepro.runs.checkpoints import restore
     from rmsrepro.runs.execution import tokenizer_cache
@@ -41,7 +42,7 @@ def evaluate(overrides: list[Override]) -> int:
         torch.set_num_threads(options.num_threads)
     checkpoint = _checkpoint(options.ckpt, "eval")
     config = changed(checkpoint.config, rest)
-    checkpoint.state["config"] = _plain(config)
+    checkpoint.state["config"] = plain(config)
     trained = restore(checkpoint)
     data = build_data(
         config.data,
@@ -201,10 +202,3 @@ def _checkpoint(path: str | None, verb: str) -> Any:
         hint = f", for instance ckpt={runs[-1]}" if runs else ""
         raise UserError(f"{verb} needs ckpt=RUN, a run's folder or a .ckpt file{hint}")
     return load_checkpoint(path)
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    from rmsrepro.config.compose import plain
-
-    content: dict[str, Any] = plain(config)
-    return content

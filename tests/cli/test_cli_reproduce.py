@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rmsrepro.verbs import reporting
+from rmsrepro.verbs.timing import PreparedBench
 from tests.cli.running import Ran, records
 
 Run = Callable[..., Ran]
@@ -71,6 +73,22 @@ def test_a_study_in_another_folder_and_narrowed(cli: Run) -> None:
     assert {record["study"] for record in records("my outputs").values()} == {"tiny_modified"}
     assert Path("my outputs").resolve() in page_of(ran).parents
     assert not Path("outputs").exists()
+
+
+@pytest.mark.usefixtures("study")
+def test_how_to_time_does_not_make_it_another_study(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[PreparedBench] = []
+    monkeypatch.setattr(reporting, "run_prepared_bench", timed.append)
+    ran = cli("reproduce", "study=timed", "bench.processes=3", "bench.budget_s=7")
+    assert ran.code == 0, ran.err
+    assert [(one.settings.processes, one.settings.budget_s) for one in timed] == [(3, 7.0)]
+    assert [one.base.study_name for one in timed] == ["timed"]
+    assert {record["study"] for record in records().values()} == {"timed"}
+    assert page_of(ran).parent.name == "timed"
+    again = cli("reproduce", "study=timed", "bench.processes=3", "norm=rmsnorm", "seed=1")
+    assert "2 runs: 2 done already, 0 to do" in again.out
+    assert page_of(again).parent.name == "timed_modified"
+    assert timed[-1].base.study_name == "timed_modified"
 
 
 @pytest.mark.usefixtures("study")

@@ -177,7 +177,7 @@ def test_slugs_need_no_quotes(text: str) -> None:
 
 
 def test_config_survives_its_record(make_config: Make) -> None:
-    from rmsrepro.config.compose import from_plain, plain
+    from rmsrepro.config.plain import from_plain, plain
 
     for model, task in [("gru", "translation"), ("transformer", "lm")]:
         config = make_config(model, task, "norm=prmsnorm", "norm.p=0.5")

@@ -244,7 +244,7 @@ def test_divergence_is_judged_alike_after_a_resumption() -> None:
 
 
 def test_an_error_in_training_is_recorded(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("planted")
 
     monkeypatch.setattr(callbacks.RunCallback, "_record_training", fail)
@@ -255,11 +255,22 @@ def test_an_error_in_training_is_recorded(make_config: Make, monkeypatch: pytest
     assert "Traceback" in (result.path / "error.txt").read_text()
 
 
-def test_wrong_data_leaves_nothing_behind(make_config: Make, tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("ab\n")
+@pytest.mark.parametrize("folder", ["outputs", "results/of today"])
+def test_wrong_data_leaves_nothing_behind(make_config: Make, folder: str) -> None:
+    Path("short.txt").write_text("ab\n")
+    config = make_config("gru", "lm", "data=text_files", "data.train=short.txt", f"out_dir={folder}")
     with pytest.raises(UserError):
-        train(make_config("gru", "lm", "data=text_files", "data.train=short.txt"), console=QUIET)
-    assert list(Path("outputs/runs").glob("*")) == []
+        train(config, console=QUIET)
+    assert list(Path().rglob("*")) == [Path("short.txt")]
+
+
+def test_wrong_data_leaves_the_other_runs(make_config: Make) -> None:
+    Path("short.txt").write_text("ab\n")
+    config = make_config("gru", "lm", "data=text_files", "data.train=short.txt")
+    Path("outputs/runs/other").mkdir(parents=True)
+    with pytest.raises(UserError):
+        train(config, console=QUIET)
+    assert list(Path("outputs/runs").iterdir()) == [Path("outputs/runs/other")]
 
 
 def test_mixed_precision_trains_both_models(make_config: Make) -> None:
