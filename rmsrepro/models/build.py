@@ -12,6 +12,7 @@ from rmsrepro.config.schema import GRUConfig, ModelConfig, Placement, Site, Tran
 from rmsrepro.models.gru import GRULanguageModel
 from rmsrepro.models.initialise import initialise
 from rmsrepro.models.interface import LanguageModel, TranslationModel
+from rmsrepro.models.normalisation import Normalisation
 from rmsrepro.models.rnnsearch import RNNSearch, RNNSearchShape
 from rmsrepro.models.transformer import TransformerLanguageModel, TransformerShape, TransformerTranslation
 from rmsrepro.norms import NormSpec
@@ -135,6 +136,7 @@ def build_model(
         else:
             raise UserError(f"model.name={config.name}: no model is built from a {type(config).__name__}")
     model.pad_id, model.bos_id = pad_id, bos_id
+    model.normalisation = Normalisation.of(config, norm, placement, sites)
     initialise(model, seed, scales)
     return model
 

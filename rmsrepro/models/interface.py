@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, Self, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from rmsrepro.models.normalisation import KnowsItsNorm
 
 
 class DecodingState(Protocol):
@@ -25,7 +27,7 @@ class DecodingState(Protocol):
 State = TypeVar("State", bound=DecodingState)
 
 
-class LanguageModel(nn.Module, ABC, Generic[State]):
+class LanguageModel(KnowsItsNorm, ABC, Generic[State]):
     """Predicts each token from those before it."""
 
     position_limit: int | None = None
@@ -43,7 +45,7 @@ class LanguageModel(nn.Module, ABC, Generic[State]):
         """Read one token a row, (B,), after `state` (None: at the start); return logits (B, V) and state."""
 
 
-class TranslationModel(nn.Module, ABC, Generic[State]):
+class TranslationModel(KnowsItsNorm, ABC, Generic[State]):
     """Predicts each target token from the source sentence and the target tokens before it.
 
     `src_mask` is True where the source has a token. Padding stands on the right and never changes the

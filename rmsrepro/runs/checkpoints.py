@@ -5,6 +5,7 @@ They hold tensors, numbers, strings, lists and dicts only, so `torch.load` takes
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import zipfile
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from rmsrepro.config.plain import from_plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data.tokenizers import tokenizer_from_json
+from rmsrepro.models.normalisation import NOTE
 from rmsrepro.runs.callbacks import STATE_KEY
 from rmsrepro.runs.identity import check_norm
-from rmsrepro.tasks import Task, build_task
+from rmsrepro.tasks import Task, build_task, normalisation
 
 
 @dataclass
@@ -77,7 +79,17 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise UserError(f"ckpt={path}: cannot be read as a checkpoint ({reason})") from error
     if not isinstance(content, dict) or STATE_KEY not in content:
         raise UserError(f"ckpt={path}: not a checkpoint of rmsrepro (it has no {STATE_KEY!r} entry)")
-    return Checkpoint(file, content)
+    checkpoint = Checkpoint(file, content)
+    _note_norm(checkpoint)
+    return checkpoint
+
+
+def _note_norm(checkpoint: Checkpoint) -> None:
+    """Let weights that were saved before they noted their norm note it, before anyone changes the config."""
+    metadata = getattr(checkpoint.content.get("state_dict"), "_metadata", None)
+    with contextlib.suppress(UserError):  # a model that this version does not know; `config` says so
+        if metadata is not None and NOTE not in metadata.get("model", {}):
+            metadata.setdefault("model", {})[NOTE] = normalisation(checkpoint.config).note()
 
 
 def _why_unreadable(file: Path, error: Exception) -> str:

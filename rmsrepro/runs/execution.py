@@ -31,7 +31,7 @@ from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
 from rmsrepro.runs.result import RunResult, base_record, explain, flags
 from rmsrepro.runs.seeding import seed_dropout, stream_seed
 from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
-from rmsrepro.tasks import Task, build_task, evaluate, norm_spec
+from rmsrepro.tasks import Task, build_task, evaluate, norm_spec, normalisation
 
 
 def tokenizer_cache(config: TrainConfig) -> Path:
@@ -136,9 +136,17 @@ class Run:
         own = self.folder / "checkpoints" / "last.ckpt"
         if own.is_file():
             try:
-                return load_checkpoint(own)
+                found = load_checkpoint(own)
             except UserError as error:
                 self.say(f"note: {error}; starting anew")
+                return self.parent
+            if found.run_id != self.identity.run_id:
+                there, here = normalisation(found.config), normalisation(self.config)
+                raise UserError(
+                    f"{own} is a checkpoint of {found.run_id}, trained with {there.words(here)}; this run is "
+                    f"{self.identity.run_id} with {here.words(there)}. Move it away, or use it as ckpt=PATH"
+                )
+            return found
         return self.parent
 
     def _trainer(self, callback: RunCallback) -> L.Trainer:

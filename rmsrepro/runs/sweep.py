@@ -23,6 +23,7 @@ from rmsrepro.config.schema import Backend, Placement, TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, resolve_backend
 from rmsrepro.norms.given import check_norm_parameters, drop_foreign_parameters
+from rmsrepro.runs.checkpoints import load_checkpoint
 from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
@@ -30,7 +31,7 @@ from rmsrepro.runs.launch import launch
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
-from rmsrepro.runs.train import train
+from rmsrepro.runs.train import OtherModel, check_continuation, train
 from rmsrepro.runs.workers import (
     become_sweep,
     is_worker,
@@ -114,7 +115,10 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
         if job.error is not None:
             job.run_id = failed_id(job.config)
             continue
-        _identify(job, fingerprints)
+        try:
+            _identify(job, fingerprints)
+        except OtherModel as error:
+            job.error, job.run_id = str(error), failed_id(job.config)
     merged: dict[str, Job] = {}
     for job in planned:
         merged.setdefault(job.run_id, job)
@@ -152,9 +156,9 @@ def _identify(job: Job, fingerprints: dict[str, str]) -> None:
         fingerprints[key] = data_fingerprint(job.config.data, job.config.task.name)
     parent = None
     if job.config.ckpt:
-        from rmsrepro.runs.checkpoints import load_checkpoint
-
-        parent = load_checkpoint(job.config.ckpt).run_id
+        checkpoint = load_checkpoint(job.config.ckpt)
+        check_continuation(job.config, checkpoint)
+        parent = checkpoint.run_id
     identity = identify(job.config, data_hash=fingerprints[key], parent=parent)
     job.run_id, job.group = identity.run_id, identity.group
 

@@ -14,6 +14,7 @@ from rmsrepro.config.errors import UserError
 from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
+from rmsrepro.models.normalisation import override_text
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.execution import Run
 from rmsrepro.runs.files import Locked, lock
@@ -21,6 +22,7 @@ from rmsrepro.runs.identity import Identity, check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.progress import speaker
 from rmsrepro.runs.result import RunResult, finished_result, runs_dir
+from rmsrepro.tasks import normalisation
 
 
 def plan(config: TrainConfig) -> tuple[Identity, Checkpoint | None]:
@@ -32,9 +34,9 @@ def plan(config: TrainConfig) -> tuple[Identity, Checkpoint | None]:
     parent = load_checkpoint(config.ckpt) if config.ckpt else None
     check_norm(config)
     check_hardware(config.trainer)
-    data_hash = data_fingerprint(config.data, config.task.name)
     if parent is not None:
-        _check_continuation(config, parent)
+        check_continuation(config, parent)
+    data_hash = data_fingerprint(config.data, config.task.name)
     return identify(config, data_hash=data_hash, parent=parent.run_id if parent else None), parent
 
 
@@ -49,14 +51,38 @@ def check_hardware(trainer: TrainerConfig) -> None:
         raise UserError(f"trainer.devices={trainer.devices}: a run uses one device; set trainer.devices=1")
 
 
-def _check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
-    before, now = plain(parent.config), plain(config)
-    for part in ("norm", "model", "task", "placement", "sites"):
-        if before[part] != now[part]:
-            raise UserError(
-                f"ckpt={parent.path}: it was trained with {part}={before[part]}, not {now[part]}; "
-                "to go on training it, leave the model, norm and task as they were"
-            )
+class OtherModel(UserError):
+    """A checkpoint is to be trained on as another model than it is: a rule between fields of a command."""
+
+
+def check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
+    """Refuse to train a checkpoint on as another model; another backend is the same model.
+
+    Raises:
+        OtherModel: all differences, each as it was and as it is asked for.
+    """
+    path, old = str(config.ckpt), parent.config
+    was, wanted = [], []
+    norms = normalisation(old), normalisation(config)
+    advice = "to go on training it, leave the model, norm and task as they were"
+    if not norms[0].same_as(norms[1]):
+        was.append(norms[0].words(norms[1]))
+        wanted.append(norms[1].words(norms[0]))
+        advice = norms[0].advice(norms[1].name, path)
+    for part in ("model", "task"):
+        before, now = plain(getattr(old, part)), plain(getattr(config, part))
+        if before["name"] != now["name"]:
+            was.append(f"{part}={before['name']}")
+            wanted.append(f"{part}={now['name']}")
+            continue
+        for key in before:
+            if before[key] != now[key]:
+                was.append(f"{part}.{key}={override_text(before[key])}")
+                wanted.append(f"{part}.{key}={override_text(now[key])}")
+    if was:
+        raise OtherModel(
+            f"ckpt={path}: it was trained with {' '.join(was)}, not {' '.join(wanted)}; {advice}"
+        )
 
 
 def train(config: TrainConfig, *, console: Console | None = None, report_errors: bool = False) -> RunResult:

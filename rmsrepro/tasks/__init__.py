@@ -8,6 +8,7 @@ from typing import Any
 
 from rmsrepro.config.schema import LMConfig, TrainConfig, TranslationConfig
 from rmsrepro.models import build_model
+from rmsrepro.models.normalisation import Normalisation
 from rmsrepro.norms import NormSpec
 from rmsrepro.tasks.base import Task, evaluate
 from rmsrepro.tasks.language_modelling import LanguageModelling
@@ -30,6 +31,7 @@ __all__ = [
     "greedy_search",
     "learning_rate_factor",
     "norm_spec",
+    "normalisation",
     "sample",
     "translate_texts",
 ]
@@ -64,6 +66,11 @@ def build_task(config: TrainConfig, data: Any) -> Task:
     if isinstance(task, LMConfig):
         return LanguageModelling(config, build_model(config.model, "lm", **shared), data)
     return Translation(config, build_model(config.model, "translation", **shared))
+
+
+def normalisation(config: TrainConfig) -> Normalisation:
+    """How the run's model is normalised."""
+    return Normalisation.of(config.model, norm_spec(config), config.placement, config.sites)
 
 
 def norm_spec(config: TrainConfig) -> NormSpec:

@@ -1,0 +1,146 @@
+"""How a model is normalised, kept in its state dict, so that no model of another norm takes its weights.
+
+Many norms have the same parameters: the gain of a LayerNorm fits an RMSNorm by name and shape, and the model
+would run on as if nothing had happened. So each model notes its norm in the metadata of its state dict (what
+`torch.save` keeps beside the tensors), and refuses one that was made with another. A state dict without the
+note, for instance one rebuilt as a plain dict, is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.schema import GRUConfig, ModelConfig, Placement, Site, TransformerConfig
+from rmsrepro.norms import NormSpec, norm_info
+
+NOTE = "rmsrepro.norm"
+"""The entry of a state dict's metadata."""
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """A norm, its parameters and its places; not its backend, which is the same function."""
+
+    name: str
+    params: Mapping[str, Any]
+    """All of them, defaults and presets filled in, as plain values."""
+    placement: str | None
+    """Of a Transformer."""
+    sites: tuple[str, ...] | None
+    """Of a GRU."""
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, norm: NormSpec, placement: Placement, sites: Sequence[Site]
+    ) -> Normalisation:
+        """Return how a model of this configuration is normalised."""
+        none = norm.is_none or norm.scope == "weight"  # no norm stands in the data's way
+        return cls(
+            norm.name,
+            _complete(norm.name, norm.params),
+            ("none" if none else placement.value) if isinstance(model, TransformerConfig) else None,
+            (() if none else tuple(sorted(site.value for site in sites)))
+            if isinstance(model, GRUConfig)
+            else None,
+        )
+
+    def note(self) -> dict[str, Any]:
+        """Return plain values, which any file may hold."""
+        sites = None if self.sites is None else list(self.sites)
+        return {"name": self.name, "params": dict(self.params), "placement": self.placement, "sites": sites}
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> Normalisation:
+        """Read a `note`; parameters that are newer than it get their defaults."""
+        name, sites = str(note["name"]), note.get("sites")
+        return cls(
+            name,
+            _complete(name, note["params"]),
+            note.get("placement"),
+            None if sites is None else tuple(sites),
+        )
+
+    def words(self, other: Normalisation) -> str:
+        """Return the overrides that tell this normalisation from `other`, the norm's name first."""
+        words = [f"norm={self.name}"]
+        if self.name == other.name:
+            keys = [*self.params, *(key for key in other.params if key not in self.params)]
+            different = [key for key in keys if self.params.get(key) != other.params.get(key)]
+            words += [f"norm.{key}={override_text(self.params.get(key))}" for key in different]
+        if "none" not in (self.name, other.name):
+            if self.placement != other.placement and None not in (self.placement, other.placement):
+                words.append(f"placement={self.placement}")
+            if self.sites is not None and other.sites is not None and self.sites != other.sites:
+                words.append(f"sites=[{','.join(self.sites)}]")
+        return " ".join(words)
+
+    def same_as(self, other: Normalisation) -> bool:
+        """Whether they are one function; models of different kinds have no places to compare."""
+        return self.words(other) == other.words(self)
+
+    @property
+    def convertible(self) -> bool:
+        """Whether `rmsrepro convert` makes an RMSNorm model of it: a pre-norm LayerNorm Transformer."""
+        return self.name in ("layernorm", "layernorm_nobias") and self.placement == "pre"
+
+    def advice(self, wanted: str, path: str = "PATH") -> str:
+        """Say what to do with weights of this normalisation where those of the norm `wanted` are asked for.
+
+        Args:
+            wanted: the other norm's name.
+            path: where the weights lie.
+        """
+        if wanted == "rmsnorm" and self.convertible:
+            return f"rmsrepro convert ckpt={path} to=rmsnorm makes an equal RMSNorm model"
+        return "take the norm that they were trained with, or train anew"
+
+
+class KnowsItsNorm(nn.Module):
+    """A model whose state dict says how it was normalised. Without `normalisation` it says nothing."""
+
+    normalisation: Normalisation | None = None
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if self.normalisation is not None and metadata is not None:
+            metadata[prefix[:-1]][NOTE] = self.normalisation.note()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Mapping[str, Any], *rest: Any
+    ) -> None:
+        note, own = local_metadata.get(NOTE), self.normalisation
+        if own is not None and note is not None:
+            found = Normalisation.from_note(note)
+            if not found.same_as(own):
+                raise UserError(
+                    f"these weights were trained with {found.words(own)}, not {own.words(found)}, which is "
+                    f"another model even where they fit; {found.advice(own.name)} "
+                    "(dict(state_dict) forgets its norm)"
+                )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def _complete(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        spec = NormSpec(name, params)
+        values = dict(spec.resolved_params)
+        built_in = norm_info(name).factory is None
+    except (TypeError, ValueError):
+        return dict(params)  # of a norm that is not to be had here
+    if built_in:
+        # What a variant presets is among the others, and two ways to write one norm are one norm.
+        values.pop("variant", None)
+    return values
+
+
+def override_text(value: Any) -> str:
+    """Write a plain value as an override does."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
