@@ -80,8 +80,8 @@ class BatchNorm(NormModule[BatchNormParams]):
         if self.training:
             centred, std = self._of_batch(wide, mask)
         else:
-            centred = wide - self.running_mean
-            std = self.running_var.sqrt()
+            centred = wide - self.running_mean.to(wide.dtype)
+            std = self.running_var.to(wide.dtype).sqrt()
         return finish(centred * self._reciprocal(std), self.weight, self.bias, x.dtype)
 
     def _of_batch(self, wide: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -89,12 +89,12 @@ class BatchNorm(NormModule[BatchNormParams]):
         rows = wide.reshape(-1, self.dim)
         if mask is None:
             count = rows.new_tensor(float(max(rows.shape[0], 1)))
-            mean = rows.sum(0) / count
+            mean = _finite(rows.sum(0) / count)
             off = rows - mean
         else:
             outside = ~mask.reshape(-1, 1)
             count = mask.sum().clamp_min(1).to(rows.dtype)
-            mean = rows.masked_fill(outside, 0.0).sum(0) / count
+            mean = _finite(rows.masked_fill(outside, 0.0).sum(0) / count)
             off = (rows - mean).masked_fill(outside, 0.0)
         # Divided by the largest of them first: squares of 1e19 overflow, those of 1e-23 underflow. The factor
         # is a constant of the graph, as it cancels.
@@ -133,10 +133,10 @@ class BatchNorm(NormModule[BatchNormParams]):
         pooled.freedom = pooled.freedom + freedom
 
     def _update(self, mean: Tensor, var: Tensor, freedom: Tensor) -> None:
-        momentum = self.params.momentum * (freedom > 0)
         with torch.no_grad():
             for running, new in ((self.running_mean, mean), (self.running_var, var)):
-                running.lerp_(new.to(running.dtype), momentum.to(running.dtype))
+                momentum = (freedom > 0).to(running.dtype) * self.params.momentum
+                running.lerp_(new.to(running.dtype), momentum)
 
     def _close(self) -> None:
         """Make one update of what was pooled."""
@@ -145,6 +145,11 @@ class BatchNorm(NormModule[BatchNormParams]):
             mean = pooled.mean / pooled.count.clamp_min(1)
             assert isinstance(pooled.square, Tensor)
             self._update(mean, pooled.square / pooled.freedom.clamp_min(1), pooled.freedom)
+
+
+def _finite(mean: Tensor) -> Tensor:
+    """Return the mean with 0 for a sum that overflowed: such entries are left where they are."""
+    return torch.where(mean.isfinite(), mean, 0.0)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ class WeightNormLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.norm = norm
+        self.norm = norm.to(linear.weight)
         self.index: Tensor | None
         index = None if rows is None else torch.cat([torch.arange(self.out_features)[one] for one in rows])
         self.register_buffer("index", index, persistent=False)

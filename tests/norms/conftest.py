@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 from torch import nn
 
-from rmsrepro.norms import build_norm, list_norms, unregister_norm
+from rmsrepro.norms import build_norm, list_norms, norm_info, unregister_norm
+from rmsrepro.norms.params import BUILTIN_PARAMS, DividingParams
 
-NORMS = ("none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm")
+NORMS = tuple(name for name in BUILTIN_PARAMS if norm_info(name).scope == "activation")
+"""All built-in norms that are modules on activations: one that is added is tested from then on."""
+DIVIDING = tuple(name for name in NORMS if issubclass(BUILTIN_PARAMS[name], DividingParams))
+"""Those with an eps, that is, all but none and dyt."""
+CENTRED = ("layernorm", "layernorm_nobias", "batchnorm")
+"""Those that subtract a mean: of a row, or of an entry over the rows."""
 TORCH = ("layernorm", "layernorm_nobias", "rmsnorm")
 
 
@@ -36,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "arm" in metafunc.fixturenames:
         metafunc.parametrize("arm", ARMS, ids=[f"{arm.norm}-{arm.backend}" for arm in ARMS])
     if "composite" in metafunc.fixturenames:
-        arms = [arm for arm in ARMS if arm.backend == "composite" and arm.norm != "none"]
+        arms = [arm for arm in ARMS if arm.backend == "composite" and arm.norm in DIVIDING]
         metafunc.parametrize("composite", arms, ids=[arm.norm for arm in arms])
 
 
@@ -54,16 +60,27 @@ def numpy_norm(
     x = np.asarray(x, dtype=np.float64)
     if norm == "none":
         return x
+    if norm == "dyt":
+        return (1 - 2 / (np.exp(2 * 0.5 * x) + 1)) * gain + bias
+    if norm == "batchnorm":
+        # The columns are what the rows are to the others.
+        columns = x.reshape(-1, x.shape[-1]).T
+        y = numpy_norm("layernorm", columns, eps=eps, outside=outside)
+        return y.T.reshape(x.shape) * gain + bias
+    if norm == "gemma_rmsnorm":
+        norm, gain = "rmsnorm", 1.0 + gain
     y = np.empty_like(x)
     for index in np.ndindex(x.shape[:-1]):
         a = x[index]
         if norm in ("layernorm", "layernorm_nobias"):
             a = a - a.sum() / a.size
             m = (a * a).sum() / a.size
-        elif norm == "l2norm":
+        elif norm in ("l2norm", "scalenorm"):
             m = (a * a).sum()
+        elif norm == "crmsnorm":
+            m = ((a * a).sum() + a.sum() ** 2) / (a.size + 1)
         else:
-            head = a if norm == "rmsnorm" else a[:k]
+            head = a[:k] if norm == "prmsnorm" else a
             m = (head * head).sum() / head.size
         denominator = np.sqrt(m) + eps if outside else np.sqrt(m + eps)
         y[index] = (a / denominator if denominator > 0 else 0.0 * a) * gain + bias

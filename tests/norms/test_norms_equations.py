@@ -10,10 +10,9 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from rmsrepro.norms import resolve_params
-from rmsrepro.norms.equations import equation, l2norm, layernorm, prmsnorm, rmsnorm
+from rmsrepro.norms.equations import batchnorm, equation, l2norm, layernorm, prmsnorm, rmsnorm, weightnorm
 from rmsrepro.norms.params import NormParams
-
-NORMS = ("none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm")
+from tests.norms.conftest import DIVIDING, NORMS
 
 
 def double(*values: float) -> torch.Tensor:
@@ -31,11 +30,31 @@ def test_equations_equal_numpy(
     x[1, 1] = 0
     position = "outside" if outside else "inside"
     extra = {"p": 0.3} if norm == "prmsnorm" else {}
-    given = {} if norm == "none" else {"eps": eps, "eps_position": position, **extra}
+    given = {"eps": eps, "eps_position": position, **extra} if norm in DIVIDING else {}
     function = equation(resolve_params(norm, **given), 10)
     y = function(torch.from_numpy(x), torch.from_numpy(gain), torch.from_numpy(bias))
     expected = numpy_reference(norm, x, gain, bias, eps=eps, outside=outside, k=3)
-    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_batchnorm_leaves_masked_rows_out() -> None:
+    rng = np.random.default_rng(0)
+    x, mask = torch.from_numpy(rng.normal(0.4, 2, (3, 4, 6))), torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = False
+    x[1, 2:] = 1e6
+    y = batchnorm(x, eps=0.1, mask=mask)
+    rows = x[mask].numpy()
+    expected = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 0.1)
+    np.testing.assert_allclose(y[mask].numpy(), expected, rtol=1e-13)
+
+
+def test_weightnorm_rows_have_the_length_of_their_gains() -> None:
+    v = double(3, 4, 6, 8).reshape(2, 2)
+    w = weightnorm(v, double(1, -2), eps=0.0)
+    torch.testing.assert_close(w, double(0.6, 0.8, -1.2, -1.6).reshape(2, 2), rtol=1e-15, atol=0)
+    outside = weightnorm(v, double(1, 1), eps=5.0, outside=True)
+    torch.testing.assert_close(outside, double(0.3, 0.4, 0.4, 8 / 15).reshape(2, 2), rtol=1e-15, atol=0)
+    assert torch.equal(weightnorm(torch.zeros(1, 3), torch.ones(1), eps=0.0), torch.zeros(1, 3))
 
 
 def test_three_and_four() -> None:
@@ -67,7 +86,7 @@ def test_gradient_of_one_two_two() -> None:
 
 
 @pytest.mark.parametrize("position", ["inside", "outside"])
-@pytest.mark.parametrize("norm", NORMS[1:])
+@pytest.mark.parametrize("norm", DIVIDING)
 def test_gradients_of_zero_rows_are_zero_at_eps_zero(norm: str, position: str) -> None:
     x = torch.zeros(2, 8, dtype=torch.float64, requires_grad=True)
     y = equation(resolve_params(norm, eps=0.0, eps_position=position), 8)(x, None, None)
@@ -78,7 +97,7 @@ def test_gradients_of_zero_rows_are_zero_at_eps_zero(norm: str, position: str) -
 
 @pytest.mark.parametrize("position", ["inside", "outside"])
 @pytest.mark.parametrize("eps", [0.0, 0.1])
-@pytest.mark.parametrize("norm", NORMS[1:])
+@pytest.mark.parametrize("norm", DIVIDING)
 def test_equations_are_twice_differentiable(norm: str, eps: float, position: str) -> None:
     torch.manual_seed(0)
     function = equation(resolve_params(norm, eps=eps, eps_position=position), 5)

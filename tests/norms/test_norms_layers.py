@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
+import math
 import pickle
 import warnings
 from typing import Any
@@ -13,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from rmsrepro.norms import build_norm
+from rmsrepro.norms import build_norm, norm_info, takes_mask
 from rmsrepro.norms.equations import equation
+from tests.norms.conftest import CENTRED
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -31,7 +34,8 @@ def reference(norm: Any, x: Tensor, upstream: Tensor) -> list[Tensor]:
     """Output and gradients (x, then parameters) of the equation in float64."""
     wide = x.detach().double().requires_grad_()
     leaves = {name: p.detach().double().requires_grad_() for name, p in norm.named_parameters()}
-    y = equation(norm.params, norm.dim)(wide, leaves.get("weight"), leaves.get("bias"))
+    learned = {"alpha": leaves["alpha"]} if "alpha" in leaves else {}
+    y = equation(norm.params, norm.dim)(wide, leaves.get("weight"), leaves.get("bias"), **learned)
     return [y.detach(), *torch.autograd.grad(y, [wide, *leaves.values()], upstream.double())]
 
 
@@ -44,8 +48,13 @@ def assert_agrees(norm: Any, x: Tensor, tolerance: float) -> None:
     for one, expected in zip(got, reference(norm, x, upstream), strict=True):
         assert one.isfinite().all()
         error = (one.double() - expected).abs().max()
-        # A single entry's gradient is a difference of equal terms, here of at most 1/sqrt(eps).
-        size = max(1e-5**-0.5 if norm.dim == 1 else 0.0, expected.abs().max().item())
+        # A gradient at a single entry, or of one row of a batch's statistics, is a difference of equal
+        # terms, here of at most 1/sqrt(eps).
+        lonely = norm.dim == 1 or x.shape[:-1].numel() == 1
+        size = max(1e-6**-0.5 if lonely else 0.0, expected.abs().max().item())
+        if expected.numel() == 1:
+            # One number for all entries: the sum of as many terms of both signs.
+            size = max(size, x.numel() ** 0.5)
         assert error <= tolerance * size, (error, size)
 
 
@@ -54,18 +63,19 @@ def assert_agrees(norm: Any, x: Tensor, tolerance: float) -> None:
 def test_agrees_with_float64(arm: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     norm = randomise(arm.build(shape[-1]).to(dtype))
-    assert_agrees(norm, (2 * torch.randn(shape) + 0.7).to(dtype), TOLERANCE[dtype])
+    roundings = 2 if "casting=before_gain" in repr(norm) else 1
+    assert_agrees(norm, (2 * torch.randn(shape) + 0.7).to(dtype), roundings * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("position", ["inside", "outside"])
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 0.2])
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (False, True), (True, False), (False, False)])
 def test_conventions(composite: Any, eps: float, position: str, gain: bool, bias: bool) -> None:
-    given = {"eps": eps, "eps_position": position, "gain": gain}
-    if composite.norm != "layernorm_nobias":
-        given["bias"] = bias
-    norm = randomise(composite.build(12, **given))
-    assert (norm.weight is None) == (not gain)
+    wanted = {"eps": eps, "eps_position": position, "gain": gain, "bias": bias}
+    known = {field.name for field in dataclasses.fields(norm_info(composite.norm).params_class)}
+    norm = randomise(composite.build(12, **{key: value for key, value in wanted.items() if key in known}))
+    assert (norm.weight is None) == ("gain" in known and not gain)
+    assert (norm.bias is None) == ("bias" not in known or not bias)
     assert_agrees(norm, torch.randn(4, 12, generator=torch.Generator().manual_seed(3)), 2e-6)
 
 
@@ -77,7 +87,7 @@ def test_torch_layernorm_with_any_affine_part(gain: bool, bias: bool) -> None:
 
 def test_first_and_second_derivatives(arm: Any) -> None:
     torch.manual_seed(0)
-    norm = randomise(arm.build(6, **({} if arm.norm == "none" else {"eps": 0.1})).double())
+    norm = randomise(arm.build(6, **({} if arm.norm in ("none", "dyt") else {"eps": 0.1})).double())
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     names = [name for name, _ in norm.named_parameters()]
 
@@ -104,14 +114,26 @@ def test_published_values(composite: Any) -> None:
         "rmsnorm": [0.848528137423857, 1.131370849898476],
         "prmsnorm": [1.0, 4 / 3],
         "l2norm": [0.6, 0.8],
+        "scalenorm": [0.6 * 2**0.5, 0.8 * 2**0.5],
+        # (9 + 16 + 49) / 3
+        "crmsnorm": [3 / (74 / 3) ** 0.5, 4 / (74 / 3) ** 0.5],
+        "batchnorm": [-1.0, 1.0],
     }
     x = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    y = composite.build(2, eps=0.0)(x)
-    torch.testing.assert_close(y.tolist(), values[composite.norm], rtol=1e-15, atol=1e-15)
-    # Scaling the input changes nothing; shifting it does, except for layernorm.
-    torch.testing.assert_close(composite.build(2, eps=0.0)(9 * x).tolist(), y.tolist(), rtol=1e-14, atol=0)
-    shifted = (composite.build(2, eps=0.0)(x + 1) - y).abs().max().item()
-    assert shifted < 1e-14 if composite.norm.startswith("layernorm") else shifted > 0.01
+    norm = composite.build(2, eps=0.0).double()
+    norm.reset_parameters()  # scalenorm's sqrt(2) in the wider type
+
+    def call(x: Tensor) -> Tensor:
+        # batchnorm: two rows, of which the first is x and the second x with its entries exchanged.
+        return norm(torch.stack((x, x.flip(0))))[0]
+
+    y = call(x)
+    of_rms = values["rmsnorm"] if composite.norm.endswith("rmsnorm") else None
+    torch.testing.assert_close(y.tolist(), values.get(composite.norm, of_rms), rtol=1e-15, atol=1e-15)
+    # Scaling the input changes nothing; shifting it does, except where a mean is subtracted.
+    torch.testing.assert_close(call(9 * x).tolist(), y.tolist(), rtol=1e-14, atol=0)
+    shifted = (call(x + 1) - y).abs().max().item()
+    assert shifted < 1e-14 if composite.norm in CENTRED else shifted > 0.01
 
 
 def test_published_gradient_in_fp32() -> None:
@@ -186,15 +208,21 @@ def test_half_precision_squares_do_not_overflow(backend: str) -> None:
 def test_gain_gradients_are_not_added_in_half_precision(arm: Any, parameters: torch.dtype) -> None:
     norm = arm.build(8).to(parameters)
     x = torch.ones(65536, 8, dtype=torch.bfloat16, requires_grad=True)
-    if arm.norm.startswith("layernorm"):
-        # A row of ones is centred to zero; this one is its own norm.
+    if arm.norm in CENTRED:
+        # Ones are centred to zero; rows (and columns) of ones and minus ones are their own norm.
         x = x.detach() * torch.tensor([1, -1]).repeat(4)
-    norm(x).backward(x if arm.norm.startswith("layernorm") else torch.ones_like(x))
+        x[1::2] *= -1
+    norm(x).backward(x if arm.norm in CENTRED else torch.ones_like(x))
     if norm.weight is not None:
-        expected = 65536 / 8**0.5 if arm.norm == "l2norm" else 65536.0
+        expected = {
+            "l2norm": 65536 / 8**0.5,
+            "scalenorm": 65536 * 8**0.5,
+            "crmsnorm": 65536 / 8**0.5,  # (8 + 64) / 9
+            "dyt": 65536 * math.tanh(0.5),
+        }.get(arm.norm, 65536.0)
         rounding = 1e-5 if parameters is torch.float32 else 4e-3
         torch.testing.assert_close(
-            norm.weight.grad.float(), torch.full((8,), expected), rtol=rounding, atol=0
+            norm.weight.grad.float(), torch.full_like(norm.weight.float(), expected), rtol=rounding, atol=0
         )
     if norm.bias is not None:
         norm.bias.grad = None
@@ -224,9 +252,10 @@ def test_zero_rows(composite: Any, eps: float, position: str, p: float) -> None:
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(y, torch.zeros_like(y))
-    slope = 0.0 if eps == 0 or composite.norm.startswith("layernorm") else 1 / eps
+    slope = 0.0 if eps == 0 or composite.norm in CENTRED else 1 / eps
     if slope and position == "inside":
         slope = eps**-0.5
+    slope *= 8**0.5 if composite.norm == "scalenorm" else 1.0
     torch.testing.assert_close(x.grad, torch.full((2, 8), slope), rtol=1e-6, atol=0)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in norm.parameters())
 
@@ -264,6 +293,8 @@ def test_rows_whose_first_entries_are_zero(eps: float, position: str) -> None:
 
 
 def test_zero_rows_leave_other_rows_alone(composite: Any) -> None:
+    if takes_mask(composite.build(8)):
+        pytest.skip("its rows share their statistics")
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     with_zero = torch.cat([x, torch.zeros(1, 8)]).requires_grad_()
     norm = composite.build(8, eps=0.0)
@@ -364,19 +395,26 @@ def test_a_large_mean_does_not_cancel_the_variance() -> None:
 
 def test_initial_parameters_and_effective_gain(arm: Any) -> None:
     norm = arm.build(5)
-    assert torch.equal(norm.effective_gain(), torch.ones(5))
+    gain = torch.full((5,), 5**0.5) if arm.norm == "scalenorm" else torch.ones(5)
+    assert torch.equal(norm.effective_gain(), gain)
     if arm.norm == "none":
         assert list(norm.parameters()) == []
+    elif arm.norm == "gemma_rmsnorm":
+        assert torch.equal(norm.weight, torch.zeros(5))
+    elif arm.norm == "scalenorm":
+        assert torch.equal(norm.weight, torch.full((1,), 5**0.5))
     else:
         assert torch.equal(norm.weight, torch.ones(5))
         assert norm.effective_gain() is norm.weight
-    if arm.norm == "layernorm":
+    if arm.norm in ("layernorm", "batchnorm", "dyt"):
         assert torch.equal(norm.bias, torch.zeros(5))
     else:
         assert norm.bias is None
 
 
 def test_effective_gain_without_gain(composite: Any) -> None:
+    if composite.norm == "scalenorm":
+        pytest.skip("it is its gain")
     norm = composite.build(5, gain=False)
     assert norm.weight is None
     assert torch.equal(norm.effective_gain(), torch.ones(5))
@@ -422,7 +460,13 @@ def test_state_dict_round_trip(arm: Any) -> None:
     other.load_state_dict(torch.load(buffer))
     x = torch.randn(4, 8)
     assert torch.equal(other(x), norm(x))
-    names = {"none": set(), "layernorm": {"weight", "bias"}}.get(arm.norm, {"weight"})
+    names = {
+        "none": set(),
+        "layernorm": {"weight", "bias"},
+        "batchnorm": {"weight", "bias", "running_mean", "running_var"},
+        "dyt": {"weight", "bias", "alpha"},
+        "gemma_rmsnorm": {"weight", "gain_offset"},
+    }.get(arm.norm, {"weight"})
     assert set(norm.state_dict()) == names
 
 

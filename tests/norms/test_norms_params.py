@@ -16,6 +16,13 @@ from rmsrepro.norms.params import BUILTIN_PARAMS, KRule, count_entries
 
 
 def test_parameters_and_defaults() -> None:
+    llama = {
+        "eps": 1e-6,
+        "eps_position": "inside",
+        "gain": True,
+        "bias": False,
+        "casting": "before_gain",
+    }
     assert {name: plain(params()) for name, params in BUILTIN_PARAMS.items()} == {
         "none": {},
         "layernorm": {"eps": 1e-5, "eps_position": "inside", "gain": True, "bias": True},
@@ -25,6 +32,7 @@ def test_parameters_and_defaults() -> None:
             "eps_position": "inside",
             "gain": True,
             "bias": False,
+            "casting": "after_gain",
             "variant": "paper",
         },
         "prmsnorm": {
@@ -34,9 +42,20 @@ def test_parameters_and_defaults() -> None:
             "bias": False,
             "p": 0.0625,
             "k_rule": "ceil",
+            "casting": "after_gain",
             "variant": "paper",
         },
         "l2norm": {"eps": 1e-5, "eps_position": "inside", "gain": True, "bias": False},
+        "batchnorm": {"eps": 1e-5, "eps_position": "inside", "gain": True, "bias": True, "momentum": 0.1},
+        "weightnorm": {"eps": 1e-5, "eps_position": "inside"},
+        "scalenorm": {"eps": 1e-5, "eps_position": "inside"},
+        "crmsnorm": {"eps": 1e-5, "eps_position": "inside", "gain": True, "bias": False},
+        "dyt": {"alpha": 0.5, "gain": True, "bias": True},
+        "llama_rmsnorm": llama,
+        "mistral_rmsnorm": llama | {"eps": 1e-5},
+        "qwen_rmsnorm": llama,
+        "t5_rmsnorm": {key: value for key, value in llama.items() if key != "bias"},
+        "gemma_rmsnorm": {"eps": 1e-6, "eps_position": "inside", "gain": True, "casting": "after_gain"},
     }
 
 
@@ -84,7 +103,7 @@ def test_number_of_entries_on_the_exact_product(dim: int, p: float, ceil: int, f
     ("norm", "given", "error", "message"),
     [
         ("rmsnorm", {"ep": 1e-6}, TypeError, "rmsnorm has no parameter 'ep'; did you mean eps?"),
-        ("rmsnorm", {"ep": 1e-6}, TypeError, "its parameters are eps, eps_position, gain, bias, variant"),
+        ("rmsnorm", {"ep": 1e-6}, TypeError, "its parameters are eps, eps_position, gain, bias, casting"),
         ("rmsnorm", {"p": 0.5}, TypeError, "(prmsnorm has it)"),
         ("none", {"eps": 1e-6}, TypeError, "none has no parameter 'eps'"),
         ("layernorm_nobias", {"bias": True}, TypeError, "has no parameter 'bias'"),
@@ -102,6 +121,12 @@ def test_number_of_entries_on_the_exact_product(dim: int, p: float, ceil: int, f
         ("prmsnorm", {"p": 0}, ValueError, "fraction in (0, 1], got 0"),
         ("prmsnorm", {"p": -0.1}, ValueError, "fraction in (0, 1], got -0.1"),
         ("prmsnorm", {"p": 1.5}, ValueError, "did you mean 0.015?"),
+        ("batchnorm", {"momentum": 0}, ValueError, "batchnorm.momentum is the weight of the newest batch"),
+        ("batchnorm", {"momentum": 1.5}, ValueError, "in (0, 1], got 1.5"),
+        ("dyt", {"alpha": 0}, ValueError, "dyt.alpha must be above 0, got 0"),
+        ("dyt", {"eps": 1e-6}, TypeError, "dyt has no parameter 'eps'"),
+        ("scalenorm", {"gain": False}, TypeError, "scalenorm has no parameter 'gain'"),
+        ("llama_rmsnorm", {"casting": "before"}, ValueError, "did you mean before_gain"),
         ("prmsnorm", {"k_rule": "round"}, ValueError, "one of ceil, floor"),
     ],
 )
@@ -153,6 +178,7 @@ def test_spec_gives_plain_values() -> None:
         "eps_position": "outside",
         "gain": True,
         "bias": False,
+        "casting": "after_gain",
         "variant": "authors_torch",
     }
     assert not spec.is_none

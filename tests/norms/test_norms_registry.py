@@ -27,11 +27,12 @@ from rmsrepro.norms import (
 )
 from rmsrepro.norms import registry as registry_module
 from rmsrepro.norms.layers import RMSNorm
-from rmsrepro.norms.params import RMSNormParams
+from rmsrepro.norms.params import BUILTIN_PARAMS, RMSNormParams
 
 pytestmark = pytest.mark.usefixtures("forget_norms")
 
-BUILTIN = ["none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm"]
+BUILTIN = list(BUILTIN_PARAMS)
+ON_ACTIVATIONS = [name for name in BUILTIN if name != "weightnorm"]
 
 
 class Mode(Enum):
@@ -67,31 +68,17 @@ class UserNorm(nn.Module):
 class OffsetGainNorm(RMSNorm):
     """RMSNorm whose gain is stored as an offset from one."""
 
-    gain_offset: Tensor
+    gain_offset = 1.0
 
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
         super().__init__(dim, RMSNormParams(eps=eps))
-        assert self.weight is not None
-        nn.init.zeros_(self.weight)
-        # In the state dict, so that a plain gain is not taken for an offset nor the other way round.
-        self.register_buffer("gain_offset", torch.ones(()))
-
-    def effective_gain(self) -> Tensor:
-        assert self.weight is not None
-        return 1.0 + self.weight.float()
-
-    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
-        if f"{prefix}gain_offset" not in state_dict:
-            errors.append(f"{prefix}weight is a plain gain; subtract 1 and add gain_offset = 1")
-            return
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
 
 def test_names() -> None:
-    assert list_norms()[:6] == BUILTIN
+    assert list_norms() == BUILTIN
     register_norm("zz_user")(UserNorm)
     register_norm("aa_user")(UserNorm)
-    assert list_norms()[6:] == ["aa_user", "zz_user"]
+    assert list_norms() == [*BUILTIN, "aa_user", "zz_user"]
 
 
 def test_information_about_a_builtin() -> None:
@@ -268,7 +255,7 @@ def fresh_entry_points() -> Iterator[None]:
 def test_entry_points(user_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         _offer(patch, ("plugged", f"{user_module}:Doubled"), (f"from_{user_module}", f"{user_module}:Named"))
-        assert list_norms()[6:] == [f"from_{user_module}", "plugged"]
+        assert list_norms()[len(BUILTIN) :] == [f"from_{user_module}", "plugged"]
         assert user_module not in sys.modules, "listing must not import plug-ins"
         assert torch.equal(build_norm("plugged", 2)(torch.ones(2)), torch.full((2,), 2.0))
         assert build_norm(f"from_{user_module}", 2) is not None
@@ -305,14 +292,17 @@ def test_an_offset_gain_by_a_user() -> None:
 
     expected = plain(x)
     for strict in (True, False):
-        with pytest.raises(RuntimeError, match="weight is a plain gain; subtract 1"):
+        with pytest.raises(
+            RuntimeError, match=r"this offset_rmsnorm stores gains as their offset from 1, the"
+        ):
             offset.load_state_dict(plain.state_dict(), strict=strict)
+        with pytest.raises(RuntimeError, match=r"this rmsnorm stores the gains themselves, the state dict"):
+            plain.load_state_dict(offset.state_dict(), strict=strict)
     assert torch.equal(offset(x), expected)
+    assert torch.equal(plain(x), expected)
     converted = {"weight": plain.state_dict()["weight"] - 1, "gain_offset": torch.ones(())}
     offset.load_state_dict(converted)
     assert torch.equal(offset(x), expected)
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*gain_offset"):
-        plain.load_state_dict(offset.state_dict())
 
 
 # -------------------------------------------------------------------------------------------- roles
@@ -327,13 +317,15 @@ class Model(nn.Module):
         self.not_ours = nn.LayerNorm(4)
 
 
-@pytest.mark.parametrize("norm", [*BUILTIN, "mine", "offset_rmsnorm"])
+@pytest.mark.parametrize("norm", [*ON_ACTIVATIONS, "mine", "offset_rmsnorm"])
 def test_norm_parameters_are_known_by_role(norm: str) -> None:
     register_norm("mine")(UserNorm)
     register_norm("offset_rmsnorm")(OffsetGainNorm)
     own = {
         "none": [],
         "layernorm": ["weight", "bias"],
+        "batchnorm": ["weight", "bias"],
+        "dyt": ["weight", "bias", "alpha"],
         "mine": ["weight", "inner.weight", "inner.bias"],
     }.get(norm, ["weight"])
     expected = {f"{place}.{name}" for place in ("norm", "block.inner") for name in own}

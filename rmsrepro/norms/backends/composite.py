@@ -52,6 +52,9 @@ LARGEST = {torch.float32: torch.finfo(torch.float32).max, torch.float64: torch.f
 SQUARE_FITS = {dtype: number**0.5 for dtype, number in LARGEST.items()}
 """The largest number whose square is finite."""
 
+SUM_FITS = {torch.float32: 1e30, torch.float64: 1e200}
+"""A sum beyond is of entries whose squares overflow by far, whatever the width."""
+
 VANISHING = {torch.float32: 1e-25, torch.float64: 1e-200}
 """A smaller denominator counts as zero. The root mean square of squares that do not underflow is larger, and
 denominator^(-3/2), which its gradient needs, is still finite."""
@@ -106,9 +109,10 @@ class RowScale:
         if self.divisor != 1.0:
             rms = rms / self.divisor
         if unstored is not None:
-            # A sum that overflowed becomes the largest number, as above. The first hypot is never 0, where
-            # the second would have no gradient; with eps inside it adds eps on the way.
-            unstored = unstored.nan_to_num(nan=largest, posinf=largest, neginf=-largest) / self.root_count
+            # Where the sum is too large, so are the squares: it is cut off as they are, with gradient 0. The
+            # inner hypot is never 0, where the outer had no gradient; with eps inside it adds eps on the way.
+            fits = SUM_FITS[v.dtype]
+            unstored = torch.where(unstored.abs() < fits, unstored, fits) / self.root_count
             root_eps = self.root_eps if not self.outside else self.tiny
             rms = torch.hypot(torch.hypot(rms, root_eps[rms.dtype]), unstored)
         if self.outside:
