@@ -217,7 +217,7 @@ def test_installed_wheel_works_from_another_directory(built: Path, tmp_path: Pat
     assert Path(where).is_relative_to(venv)
     assert "reproduce" in run("--help")
     norms = run("norms")
-    for name in ("none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm"):
+    for name in ("none", "layernorm", "rmsnorm", "prmsnorm", "batchnorm", "weightnorm", "gemma_rmsnorm"):
         assert re.search(rf"\b{name}\b", norms), f"{name} is missing from: {norms}"
     # Composing needs the packaged conf/.
     assert "rmsnorm" in run("train", "norm=rmsnorm", "model=gru", "task=lm", "data=pydoc", "show=true")

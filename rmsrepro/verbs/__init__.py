@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rmsrepro.verbs.cards import check_norm
-from rmsrepro.verbs.reporting import norms, report, reproduce
+from rmsrepro.verbs.listing import norms
+from rmsrepro.verbs.reporting import report, reproduce
 from rmsrepro.verbs.timing import bench
 from rmsrepro.verbs.training import status, sweep, train
 from rmsrepro.verbs.using import evaluate, sample, translate

@@ -1,19 +1,15 @@
-"""The verbs that show: report, reproduce, norms."""
+"""The verbs that show: report and reproduce."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.verbs.common import console, known_norms, label_study, only_options, open_plugins, say
+from rmsrepro.verbs.common import console, label_study, only_options, say
 from rmsrepro.verbs.studies import split_all
 from rmsrepro.verbs.timing import BenchFailed, PreparedBench, prepare_bench, run_prepared_bench
 
@@ -113,38 +109,3 @@ def _time_cells(timings: Mapping[str, PreparedBench]) -> bool:
             say(f"timing of {cell} failed: {error}")
             failed = True
     return failed
-
-
-def norms(overrides: list[Override]) -> int:
-    """List the norms: parameters with their defaults, backends, equation in words."""
-    from rmsrepro.norms import norm_info
-
-    _, rest = take(overrides, "plugins")
-    chosen, rest = take(rest, "norm")
-    if rest:
-        raise UserError(f"{rest[0].text}: norms takes plugins=[module,...] and norm=NAME only")
-    open_plugins(overrides)
-    names = sorted(known_norms(overrides)) if chosen is None else [unquote(chosen)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("norm", no_wrap=True)
-    table.add_column("parameters", overflow="fold")
-    table.add_column("backends")
-    table.add_column("what it is", overflow="fold", ratio=1)
-    for name in names:
-        try:
-            info = norm_info(name)
-        except (ValueError, TypeError, ImportError) as error:
-            raise UserError(str(error)) from error
-        cells = name, "\n".join(_parameters(info.params_class)), "\n".join(info.backends), info.summary
-        table.add_row(*map(Text, cells))
-    console().print(table)
-    return 0
-
-
-def _parameters(params_class: type) -> list[str]:
-    lines = []
-    for item in dataclasses.fields(params_class):
-        default = item.default
-        shown = getattr(default, "value", default)
-        lines.append(item.name if default is dataclasses.MISSING else f"{item.name}={shown}")
-    return lines

@@ -10,9 +10,11 @@ import pytest
 
 import rmsrepro
 from rmsrepro.cli import HELP, OVERVIEW
+from rmsrepro.norms import list_norms
 
 Run = Callable[..., "object"]
 VERBS = ["train", "eval", "translate", "sample", "sweep", "status", "bench", "reproduce", "report", "norms"]
+VERBS += ["check-norm"]
 
 
 def test_the_verbs_of_the_contract_are_there() -> None:
@@ -87,9 +89,12 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
 def test_the_norms_are_listed(cli: Run) -> None:
     ran = cli("norms")
     assert ran.code == 0
-    for name in ("none", "layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm"):
+    for name in list_norms():
         assert name in ran.out
     assert "p=0.0625" in ran.out
     one = cli("norms", "norm=rmsnorm")
     assert "variant=paper" in one.out
+    assert "paper|authors_torch|authors_tf" in one.out
     assert "layernorm" not in one.out
+    assert "takes a mask" in cli("norms", "norm=batchnorm").out
+    assert "weights of linear maps" in cli("norms", "norm=weightnorm").out
