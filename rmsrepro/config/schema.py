@@ -145,6 +145,8 @@ class TransformerConfig(ModelConfig):
     """The position-wise part."""
     bias: bool = True
     """Whether linear maps carry a bias."""
+    qk_norm: bool = False
+    """Normalise queries and keys, head by head, with the run's norm; nothing for none and weightnorm."""
     output_bias: bool = False
     """Whether the logits have a bias. `rmsrepro convert` needs one for the bias of a final LayerNorm."""
     empty_source: bool = False

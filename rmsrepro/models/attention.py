@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rmsrepro.config.errors import UserError
+from rmsrepro.models.normed import norm_module
+from rmsrepro.norms import NormSpec, apply_norm, takes_mask, weight_normed
 
 
 @dataclass
 class KeysValues:
-    """Keys and values of the positions that may be attended to, each (B, H, S, E)."""
+    """Keys (normalised, turned) and values of the positions that may be attended to, each (B, H, S, E)."""
 
     keys: Tensor
     values: Tensor
@@ -75,38 +77,70 @@ def head_dim(dim: int, num_heads: int) -> int:
     return dim // num_heads
 
 
+def normed_heads(norm: nn.Module | None, x: Tensor, token_mask: Tensor | None) -> Tensor:
+    """Normalise the heads of x (B, H, T, E); `token_mask` (B, T) is for norms over positions."""
+    if norm is None:
+        return x
+    if token_mask is not None and takes_mask(norm):
+        token_mask = token_mask.unsqueeze(1).expand(x.shape[:-1])
+    return apply_norm(norm, x, token_mask)
+
+
 class SelfAttention(nn.Module):
     """softmax(q k^T / sqrt(E)) v with q, k, v from one product; x: (B, T, dim) -> (B, T, dim)."""
 
-    def __init__(self, dim: int, num_heads: int, *, bias: bool, causal: bool) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, norm: NormSpec, *, qk_norm: bool, bias: bool, causal: bool
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, head_dim(dim, num_heads)
         self.causal = causal
-        self.query_key_value = nn.Linear(dim, 3 * dim, bias=bias)
-        self.output = nn.Linear(dim, dim, bias=bias)
+        self.query_key_value = weight_normed(nn.Linear(dim, 3 * dim, bias=bias), norm)
+        self.norm_query = norm_module(norm, self.head_dim) if qk_norm else None
+        self.norm_key = norm_module(norm, self.head_dim) if qk_norm else None
+        self.output = weight_normed(nn.Linear(dim, dim, bias=bias), norm)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotary: Rotation | None = None) -> Tensor:
-        """Attend within x; `mask` is broadcastable to (B, H, T, T) (not with `causal`)."""
-        query, own = self._project(x, rotary)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        token_mask: Tensor | None = None,
+        rotary: Rotation | None = None,
+    ) -> Tensor:
+        """Attend within x.
+
+        Args:
+            x: (B, T, dim).
+            mask: broadcastable to (B, H, T, T), True where attention may look (not with `causal`).
+            token_mask: (B, T), True for the tokens that a norm over positions may count.
+            rotary: the angles of the T positions.
+        """
+        query, own = self._project(x, rotary, token_mask)
         return self._attend(query, own, mask, causal=self.causal)
 
     def step(self, x: Tensor, past: KeysValues | None, rotary: Rotation | None) -> tuple[Tensor, KeysValues]:
         """Attend from one new position x (B, 1, dim) to `past` and itself; return also the longer past."""
-        query, own = self._project(x, rotary)
+        query, own = self._project(x, rotary, None)
         if past is not None:
             own = past.append(own)
         # Nothing lies after the newest position, so there is nothing to mask.
         return self._attend(query, own, None, causal=False), own
 
-    def _project(self, x: Tensor, rotary: Rotation | None) -> tuple[Tensor, KeysValues]:
+    def _project(
+        self, x: Tensor, rotary: Rotation | None, token_mask: Tensor | None
+    ) -> tuple[Tensor, KeysValues]:
         batch, length, _ = x.shape
         joint = self.query_key_value(x).view(batch, length, 3, self.num_heads, self.head_dim)
         joint = joint.permute(2, 0, 3, 1, 4)
-        if rotary is None:
-            query, key, value = joint.unbind(0)
-        else:
+        query, key, value = joint.unbind(0)
+        if self.norm_query is not None:
+            query = normed_heads(self.norm_query, query, token_mask)
+            key = normed_heads(self.norm_key, key, token_mask)
+            if rotary is not None:
+                query, key = rotate(query, rotary), rotate(key, rotary)
+        elif rotary is not None:
             query, key = rotate(joint[:2], rotary).unbind(0)
-            value = joint[2]
         return query, KeysValues(key, value)
 
     def _attend(self, query: Tensor, to: KeysValues, mask: Tensor | None, *, causal: bool) -> Tensor:
@@ -118,22 +152,35 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention from a decoder's positions to an encoder's: (B, T, dim) to (B, S, dim)."""
 
-    def __init__(self, dim: int, num_heads: int, *, bias: bool) -> None:
+    def __init__(self, dim: int, num_heads: int, norm: NormSpec, *, qk_norm: bool, bias: bool) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, head_dim(dim, num_heads)
-        self.query = nn.Linear(dim, dim, bias=bias)
-        self.key_value = nn.Linear(dim, 2 * dim, bias=bias)
-        self.output = nn.Linear(dim, dim, bias=bias)
+        self.query = weight_normed(nn.Linear(dim, dim, bias=bias), norm)
+        self.key_value = weight_normed(nn.Linear(dim, 2 * dim, bias=bias), norm)
+        self.norm_query = norm_module(norm, self.head_dim) if qk_norm else None
+        self.norm_key = norm_module(norm, self.head_dim) if qk_norm else None
+        self.output = weight_normed(nn.Linear(dim, dim, bias=bias), norm)
 
-    def read(self, memory: Tensor) -> KeysValues:
+    def read(self, memory: Tensor, token_mask: Tensor | None = None) -> KeysValues:
         """Return the keys and values of the encoder's output (B, S, dim): once a sentence."""
         batch, length, _ = memory.shape
         joint = self.key_value(memory).view(batch, length, 2, self.num_heads, self.head_dim)
-        return KeysValues(*joint.permute(2, 0, 3, 1, 4).unbind(0))
+        key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)
+        return KeysValues(normed_heads(self.norm_key, key, token_mask), value)
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None) -> Tensor:
-        """Attend from x (B, T, dim); `mask` (B, 1, 1, S) is True where attention may look."""
+    def forward(
+        self, x: Tensor, memory: KeysValues, mask: Tensor | None, token_mask: Tensor | None = None
+    ) -> Tensor:
+        """Attend from x (B, T, dim).
+
+        Args:
+            x: (B, T, dim).
+            memory: of the S positions of the source.
+            mask: (B, 1, 1, S), True where attention may look.
+            token_mask: (B, T), True for the tokens of x that a norm over positions may count.
+        """
         query = self.query(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        query = normed_heads(self.norm_query, query, token_mask)
         mixed = F.scaled_dot_product_attention(query, memory.keys, memory.values, attn_mask=mask)
         joined: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return joined

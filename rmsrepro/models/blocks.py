@@ -20,9 +20,12 @@ Norms of a stack with R residual branches (2 a layer; 3 with attention to an enc
 
     pre R + 1,  post R,  sandwich 2 R + 1,  res_post R,  none 0.
 
-A norm called `none` has no norm modules in any placement. Sources: `post` Vaswani et al. 2017, the
-authors' own Transformer (Zhang & Sennrich 2019, section 6.1, with their code); `pre` Xiong et al. 2020;
-`sandwich` Ding et al. 2021 and Gemma 2; `res_post` Liu et al. 2022 (Swin v2) and OLMo 2.
+A norm called `none` has no norm modules in any placement, nor has a norm of weights: it reparametrises the
+linear maps inside the branches instead.
+
+Sources: `post` Vaswani et al. 2017, the authors' own Transformer (Zhang & Sennrich 2019, section 6.1, with
+their code); `pre` Xiong et al. 2020; `sandwich` Ding et al. 2021 and Gemma 2; `res_post` Liu et al. 2022
+(Swin v2) and OLMo 2.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from torch import Tensor, nn
 
 from rmsrepro.config.schema import FeedForward as FeedForwardKind
 from rmsrepro.config.schema import Placement
-from rmsrepro.norms import NormSpec
+from rmsrepro.models.normed import has_modules
+from rmsrepro.norms import NormSpec, apply_norm, weight_normed
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ DATAFLOWS: dict[Placement, Dataflow] = {
 
 
 def dataflow(norm: NormSpec, placement: Placement) -> Dataflow:
-    """Return where the norms sit; a norm called `none` ignores the placement."""
-    return DATAFLOWS[Placement.none if norm.is_none else placement]
+    """Return where the norms sit; `none` and norms of weights ignore the placement."""
+    return DATAFLOWS[placement if has_modules(norm) else Placement.none]
 
 
 class Residual(nn.Module):
@@ -78,14 +82,17 @@ class Residual(nn.Module):
         self.norm_sum = norm.build(dim) if flow.after_sum else None
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return x with the branch added, as drawn at the top of this module."""
-        y = x if self.norm_input is None else self.norm_input(x)
+    def forward(
+        self, x: Tensor, branch: Callable[[Tensor], Tensor], token_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return x with the branch added, as drawn at the top of this module.
+
+        `token_mask` (...) is True for the positions of x that a norm over positions may count.
+        """
+        y = apply_norm(self.norm_input, x, token_mask)
         y = self.dropout(branch(y))
-        if self.norm_output is not None:
-            y = self.norm_output(y)
-        x = x + y
-        return x if self.norm_sum is None else self.norm_sum(x)
+        y = apply_norm(self.norm_output, y, token_mask)
+        return apply_norm(self.norm_sum, x + y, token_mask)
 
 
 def final_norm(dim: int, norm: NormSpec, placement: Placement) -> nn.Module | None:
@@ -98,16 +105,17 @@ class FeedForward(nn.Module):
 
     gelu: down(gelu(up(x))).  swiglu: down(silu(gate(x)) * up(x)) (Shazeer 2020) with gate and up as one
     product, in this order; `inner` is the width of each, and is not shrunk to equal parameter counts.
+    A norm of weights normalises these maps; no other norm has a place in here.
     """
 
-    def __init__(self, dim: int, inner: int, kind: FeedForwardKind, *, bias: bool) -> None:
+    def __init__(self, dim: int, inner: int, kind: FeedForwardKind, norm: NormSpec, *, bias: bool) -> None:
         super().__init__()
         self.gated = kind is FeedForwardKind.swiglu
         if self.gated:
-            self.gate_up = nn.Linear(dim, 2 * inner, bias=bias)
+            self.gate_up = weight_normed(nn.Linear(dim, 2 * inner, bias=bias), norm)
         else:
-            self.up = nn.Linear(dim, inner, bias=bias)
-        self.down = nn.Linear(inner, dim, bias=bias)
+            self.up = weight_normed(nn.Linear(dim, inner, bias=bias), norm)
+        self.down = weight_normed(nn.Linear(inner, dim, bias=bias), norm)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:

@@ -14,8 +14,10 @@ from rmsrepro.models.initialise import initialise
 from rmsrepro.models.interface import LanguageModel, TranslationModel
 from rmsrepro.models.normalisation import Normalisation
 from rmsrepro.models.rnnsearch import RNNSearch, RNNSearchShape
-from rmsrepro.models.transformer import TransformerLanguageModel, TransformerShape, TransformerTranslation
-from rmsrepro.norms import NormSpec
+from rmsrepro.models.stack import TransformerShape
+from rmsrepro.models.transformer import TransformerLanguageModel, TransformerTranslation
+from rmsrepro.norms import NormSpec, match_gains
+from rmsrepro.norms.given import check_task
 
 TASKS = ("lm", "translation")
 Model = LanguageModel[Any] | TranslationModel[Any]
@@ -88,8 +90,8 @@ def build_model(
 ) -> Model:
     """Build the model of `config` for `task` and initialise it by name (see `initialise.py`).
 
-    The global random state is left as it was. Every norm comes from `norm.build`, so that the rule for
-    weight decay finds its parameters.
+    The global random state is left as it was. Every norm is built by `rmsrepro.norms`, so that the rule for
+    weight decay finds its parameters. A norm of weights starts as the function that `none` starts as.
 
     Args:
         config: a resolved model configuration (no size left None).
@@ -98,17 +100,19 @@ def build_model(
         tgt_vocab: target vocabulary, for lm the only one.
         max_len: length of a learned position table.
         norm: the norm of all sites.
-        placement: Transformer: where the norms sit around a residual branch. A GRU has none.
+        placement: Transformer: where the norms sit around a residual branch. A GRU has none, nor has a norm
+            of weights.
         sites: GRU: which places of a step are normalised. A Transformer has none.
         seed: seed of the initial weights.
         pad_id: id of the padding token.
         bos_id: id of the token that a decoder is fed first.
 
     Raises:
-        UserError: the configuration cannot be built.
+        UserError: the configuration cannot be built, or its norm does not suit the task.
     """
     if task not in TASKS:
         raise UserError(f"task={task}: models know {' and '.join(TASKS)}{nearest(task, TASKS)}")
+    check_task(norm.name, task)
     # Constructors of layers draw from the global generator, as may a user's norm: the state is put back
     # afterwards, and starts from the seed so that such a norm starts the same way in every run.
     with torch.random.fork_rng(devices=[]):
@@ -138,6 +142,7 @@ def build_model(
     model.pad_id, model.bos_id = pad_id, bos_id
     model.normalisation = Normalisation.of(config, norm, placement, sites)
     initialise(model, seed, scales)
+    match_gains(model)
     return model
 
 
@@ -175,6 +180,7 @@ def _transformer_shape(
         positions=config.positions,
         ffn=config.ffn,
         bias=config.bias,
+        qk_norm=config.qk_norm,
         tie_embeddings=config.tie_embeddings,
         output_bias=config.output_bias,
         empty_source=config.empty_source,

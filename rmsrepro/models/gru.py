@@ -14,12 +14,16 @@ has there, inside r * (U_n h + b_hn); a normalised side has none, its norm's own
 So without any norm (`norm=none`, or no sites) this is `torch.nn.GRU`, computed by the same loop.
 
 The loop runs over time-first tensors (T, B, ...). All that does not depend on the state, the products
-with x and their norms, is done for all steps at once before it.
+with x and their norms, is done for all steps at once before it. Only a norm over positions looks at one step
+at a time, on both sides: at the B inputs or states of the step, padding left out (Cooijmans et al. 2017).
+
+A norm of weights normalises the rows of W and U that belong to the chosen sites. Nothing else changes: the
+state keeps its biases, as without any norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +32,33 @@ from torch import Tensor, nn
 from rmsrepro.config.schema import Site
 from rmsrepro.models.embedding import OutputProjection
 from rmsrepro.models.interface import LanguageModel
-from rmsrepro.norms import NormSpec
+from rmsrepro.models.normed import effective_weight, linear_for_loop, norm_module
+from rmsrepro.norms import BatchNorm, NormSpec, apply_norm, recurrence, takes_mask, weight_normed
 
-StepFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(gates_x (B, 2 d), candidate_x (B, d), h (B, d)) -> h' (B, d)"""
+Mask = Tensor | None
+StepFunction = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
+"""(gates_x (B, 2 d), candidate_x (B, d), h (B, d), mask (B,)) -> h' (B, d). The mask is for norms over
+positions alone: it does not keep the state of the rows outside."""
+ProjectFunction = Callable[[Tensor, Mask], tuple[Tensor, Tensor]]
+"""(x (B, input_dim), mask (B,)) -> gates_x (B, 2 d), candidate_x (B, d)"""
+
+
+def batch_norms(*parts: nn.Module) -> list[BatchNorm]:
+    """Return the norms of `parts` whose running statistics must know of a loop over time (`recurrence`)."""
+    return [module for part in parts for module in part.modules() if isinstance(module, BatchNorm)]
+
+
+def over_time(mask: Mask, steps: int) -> Sequence[Mask]:
+    """Return the mask (T, B) step by step, each (B,), or None as often."""
+    return [None] * steps if mask is None else mask.unbind(0)
+
+
+def normed_steps(norm: nn.Module | None, x: Tensor, mask: Mask) -> Tensor:
+    """Normalise x (T, B, dim): all steps at once, or each by itself where positions matter to one another."""
+    if norm is None or not takes_mask(norm) or len(x) == 0:
+        return apply_norm(norm, x)
+    masks = over_time(mask, len(x))
+    return torch.stack([apply_norm(norm, now, its) for now, its in zip(x.unbind(0), masks, strict=True)])
 
 
 class GRULayer(nn.Module):
@@ -44,18 +71,29 @@ class GRULayer(nn.Module):
     def __init__(self, input_dim: int, dim: int, norm: NormSpec, sites: Collection[Site]) -> None:
         super().__init__()
         self.dim = dim
-        self.input_projection = nn.Linear(input_dim, 3 * dim)
-        self.recurrent_projection = nn.Linear(dim, 3 * dim, bias=False)
+
+        def rows(gates: Site, candidate: Site) -> list[slice] | None:
+            """Return what a norm of weights normalises of a matrix with 3 d rows; None: all of it."""
+            parts = ((gates, slice(0, 2 * dim)), (candidate, slice(2 * dim, 3 * dim)))
+            chosen = [part for site, part in parts if site in sites]
+            return None if len(chosen) == 2 else chosen
 
         def build(site: Site, width: int) -> nn.Module | None:
-            return norm.build(width) if site in sites and not norm.is_none else None
+            return norm_module(norm, width) if site in sites else None
 
+        self.input_projection = weight_normed(
+            nn.Linear(input_dim, 3 * dim), norm, rows(Site.gates_x, Site.cand_x)
+        )
+        self.recurrent_projection = weight_normed(
+            nn.Linear(dim, 3 * dim, bias=False), norm, rows(Site.gates_h, Site.cand_h)
+        )
         self.norm_gates_x = build(Site.gates_x, 2 * dim)
         self.norm_gates_h = build(Site.gates_h, 2 * dim)
         self.norm_candidate_x = build(Site.cand_x, dim)
         self.norm_candidate_h = build(Site.cand_h, dim)
         self.gates_h_bias = nn.Parameter(torch.zeros(2 * dim)) if self.norm_gates_h is None else None
         self.candidate_h_bias = nn.Parameter(torch.zeros(dim)) if self.norm_candidate_h is None else None
+        self.batch_norms = batch_norms(self)
 
     def forward(
         self, x: Tensor, h: Tensor | None = None, mask: Tensor | None = None, *, reverse: bool = False
@@ -69,17 +107,21 @@ class GRULayer(nn.Module):
                 state as it is, bit for bit, and get no gradient.
             reverse: read from the last position to the first.
         """
-        gates_x, candidate_x = self.project(x)
+        with recurrence(self.batch_norms):
+            return self._scan(x, h, mask, reverse)
+
+    def _scan(self, x: Tensor, h: Tensor | None, mask: Mask, reverse: bool) -> Tensor:
+        gates_x, candidate_x = self.project(x, mask)
         if mask is not None:
             # An update gate of exactly one keeps the state. Said once here, it costs nothing in the loop.
             gates_x = gates_x.masked_fill(~mask.unsqueeze(-1), torch.inf)
         h = x.new_zeros(x.shape[1], self.dim) if h is None else h
         h = h.to(gates_x.dtype)
         step = self.prepare(gates_x.dtype)
-        inputs = list(zip(gates_x.unbind(0), candidate_x.unbind(0), strict=True))
+        inputs = list(zip(gates_x.unbind(0), candidate_x.unbind(0), over_time(mask, len(x)), strict=True))
         states: list[Tensor] = []
-        for now_gates, now_candidate in reversed(inputs) if reverse else inputs:
-            h = step(now_gates, now_candidate, h)
+        for now_gates, now_candidate, now_mask in reversed(inputs) if reverse else inputs:
+            h = step(now_gates, now_candidate, h, now_mask)
             states.append(h)
         if not states:
             return h.new_zeros(0, *h.shape)
@@ -87,35 +129,50 @@ class GRULayer(nn.Module):
             states.reverse()
         return torch.stack(states)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the x sides of gates (..., 2 d) and candidate (..., d), normed; x: (..., input_dim)."""
-        gates, candidate = self.input_projection(x).split((2 * self.dim, self.dim), -1)
-        if self.norm_gates_x is not None:
-            gates = self.norm_gates_x(gates)
-        if self.norm_candidate_x is not None:
-            candidate = self.norm_candidate_x(candidate)
-        return gates, candidate
+    def project(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the x sides of gates (T, B, 2 d) and candidate (T, B, d), normed; x: (T, B, input_dim).
+
+        `mask` (T, B) is True for the inputs that a norm over positions may count.
+        """
+        gates, candidate = self._split(self.input_projection(x))
+        return (
+            normed_steps(self.norm_gates_x, gates, mask),
+            normed_steps(self.norm_candidate_x, candidate, mask),
+        )
+
+    def prepare_projection(self, dtype: torch.dtype) -> ProjectFunction:
+        """Return `project` for one step at a time on inputs of `dtype`, prepared as by `prepare`."""
+        linear = linear_for_loop(self.input_projection, dtype)
+        norm_gates, norm_candidate = self.norm_gates_x, self.norm_candidate_x
+
+        def project(x: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+            gates, candidate = self._split(linear(x))
+            return apply_norm(norm_gates, gates, mask), apply_norm(norm_candidate, candidate, mask)
+
+        return project
 
     def prepare(self, dtype: torch.dtype) -> StepFunction:
         """Return the step for states of `dtype`, with all that is the same at each step done once."""
         # Transposed and, under autocast, cast here: autocast would cast this view anew at each step.
-        weight = self.recurrent_projection.weight.t().to(dtype)
+        weight = effective_weight(self.recurrent_projection).t().to(dtype)
         bias = self._recurrent_bias(dtype)
         norm_gates, norm_candidate = self.norm_gates_h, self.norm_candidate_h
-        widths = (2 * self.dim, self.dim)
 
-        def step(gates_x: Tensor, candidate_x: Tensor, h: Tensor) -> Tensor:
+        def step(gates_x: Tensor, candidate_x: Tensor, h: Tensor, mask: Mask) -> Tensor:
             product = torch.mm(h, weight) if bias is None else torch.addmm(bias, h, weight)
-            gates_h, candidate_h = product.split(widths, 1)
-            if norm_gates is not None:
-                gates_h = norm_gates(gates_h)
-            if norm_candidate is not None:
-                candidate_h = norm_candidate(candidate_h)
+            gates_h, candidate_h = self._split(product)
+            gates_h = apply_norm(norm_gates, gates_h, mask)
+            candidate_h = apply_norm(norm_candidate, candidate_h, mask)
             reset, update = torch.add(gates_x, gates_h).sigmoid_().chunk(2, 1)
             candidate = torch.addcmul(candidate_x, reset, candidate_h).tanh_()
             return torch.lerp(candidate, h, update)
 
         return step
+
+    def _split(self, product: Tensor) -> tuple[Tensor, Tensor]:
+        """Part (..., 3 d) into gates (..., 2 d) and candidate (..., d)."""
+        gates, candidate = product.split((2 * self.dim, self.dim), -1)
+        return gates, candidate
 
     def _recurrent_bias(self, dtype: torch.dtype) -> Tensor | None:
         """Return the state's biases as one vector (3 d,), zero where a norm takes their place."""

@@ -16,6 +16,17 @@ def needed_mask(mask: Tensor) -> Tensor | None:
     return mask
 
 
+def counted_targets(tgt_in: Tensor, src_mask: Tensor, *, pad_id: int, bos_id: int) -> Tensor:
+    """Return the target positions (B, T) that a norm over positions counts: the tokens of rows with a source.
+
+    A row without a source is no example, only a filled place in the batch, as padding is.
+    """
+    mask = tgt_in != pad_id
+    if bos_id == pad_id:  # then the first token is no padding, though it looks like it
+        mask[:, :1] = True
+    return mask & src_mask.any(1, keepdim=True)
+
+
 def zero_padding(x: Tensor, mask: Tensor | None, fill: Tensor | None = None) -> Tensor:
     """Set the padded positions of `x` (B, S, D) to zero, or to the vector `fill` (D,) where there is one.
 

@@ -15,7 +15,10 @@ al. 2017). E is the embeddings' width, d the states', S and T the lengths of sou
 Each n is a norm of its own. The four norms inside every GRU step (both directions of the encoder, GRU_1
 and GRU_2) are governed by `sites`; the six outside (start, two of the attention, three of the readout)
 are there with every norm but `none`, whatever `sites` says. Norms in all, with L encoder layers:
-(2 L + 2) * len(sites) + 6.
+(2 L + 2) * len(sites) + 6. A norm of weights normalises the weights of the same maps instead.
+
+A norm over positions sees in training one step at a time within the loops (the GRUs and n(W_q q)), elsewhere
+all positions at once: n(W_m m_i + b) those of the sources, the readout those of the targets.
 
 Unlike Nematus, GRU_2 carries its bias on the side of the context, as GRU_1 does on the side of the word
 (one cell for both; Nematus adds it on the side of the state), and the logits have no bias.
@@ -31,10 +34,11 @@ from torch import Tensor, nn
 
 from rmsrepro.config.schema import Site, StartState
 from rmsrepro.models.embedding import OutputProjection
-from rmsrepro.models.gru import GRULayer
+from rmsrepro.models.gru import GRULayer, batch_norms, over_time
 from rmsrepro.models.interface import TranslationModel
-from rmsrepro.models.masks import needed_mask, zero_padding
-from rmsrepro.norms import NormSpec
+from rmsrepro.models.masks import counted_targets, needed_mask, zero_padding
+from rmsrepro.models.normed import for_loop
+from rmsrepro.norms import NormSpec, normed_linear, recurrence
 
 
 @dataclass(frozen=True)
@@ -76,17 +80,8 @@ class RNNSearchState:
         )
 
 
-class NormedLinear(nn.Module):
-    """n(W x + b), or W x + b where the norm is `none`."""
-
-    def __init__(self, input_dim: int, dim: int, norm: NormSpec, *, bias: bool = True) -> None:
-        super().__init__()
-        self.linear = nn.Linear(input_dim, dim, bias=bias)
-        self.norm = None if norm.is_none else norm.build(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
-        return y if self.norm is None else self.norm(y)
+AttendFunction = Callable[[Tensor, Tensor | None], Tensor]
+"""(query (B, d), mask (B,) of the rows that a norm over positions may count) -> context (B, 2 d)"""
 
 
 class AdditiveAttention(nn.Module):
@@ -94,21 +89,22 @@ class AdditiveAttention(nn.Module):
 
     def __init__(self, query_dim: int, annotation_dim: int, norm: NormSpec) -> None:
         super().__init__()
-        self.key = NormedLinear(annotation_dim, annotation_dim, norm)
+        self.key = normed_linear(nn.Linear(annotation_dim, annotation_dim), norm)
         # No bias: the key's stands in the same sum.
-        self.query = NormedLinear(query_dim, annotation_dim, norm, bias=False)
+        self.query = normed_linear(nn.Linear(query_dim, annotation_dim, bias=False), norm)
         self.energy = nn.Linear(annotation_dim, 1, bias=False)
 
-    def prepare(self, state: RNNSearchState) -> Callable[[Tensor], Tensor]:
+    def prepare(self, state: RNNSearchState) -> AttendFunction:
         """Return the function from a query (B, d) to its context (B, 2 d), for one batch of sentences.
 
         Padding has weight zero. A row of padding only gets equal weights on annotations that are all
         zero, hence a zero context and finite gradients; so does a source of length 0.
         """
         keys, annotations, padding = state.keys, state.annotations, state.padding
+        project = for_loop(self.query, keys.dtype)
 
-        def attend(query: Tensor) -> Tensor:
-            energy = (keys + self.query(query).unsqueeze(1)).tanh_()
+        def attend(query: Tensor, mask: Tensor | None) -> Tensor:
+            energy = (keys + project(query, mask).unsqueeze(1)).tanh_()
             score: Tensor = self.energy(energy).squeeze(2)
             if padding is not None:
                 score = score.masked_fill(padding, torch.finfo(score.dtype).min)
@@ -152,21 +148,28 @@ class RNNSearch(TranslationModel[RNNSearchState]):
         self.tgt_embedding = nn.Embedding(tgt_vocab, embed)
         self.dropout = nn.Dropout(shape.dropout)
         self.encoder = BidirectionalEncoder(shape)
-        self.start_projection = NormedLinear(2 * dim, dim, norm)
+        self.start_projection = normed_linear(nn.Linear(2 * dim, dim), norm)
         self.first = GRULayer(embed, dim, norm, shape.sites)
         self.attention = AdditiveAttention(dim, 2 * dim, norm)
         self.second = GRULayer(2 * dim, dim, norm, shape.sites)
-        self.readout_state = NormedLinear(dim, embed, norm)
-        self.readout_word = NormedLinear(embed, embed, norm)
-        self.readout_context = NormedLinear(2 * dim, embed, norm)
+        self.readout_state = normed_linear(nn.Linear(dim, embed), norm)
+        self.readout_word = normed_linear(nn.Linear(embed, embed), norm)
+        self.readout_context = normed_linear(nn.Linear(2 * dim, embed), norm)
+        self.masks_norms = norm.takes_mask
+        self.loop_batch_norms = batch_norms(self.first, self.attention.query, self.second)
         self.output = OutputProjection(embed, self.tgt_embedding, tied=shape.tie_embeddings)
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
         """See `TranslationModel`."""
+        counted = None
+        if self.masks_norms:
+            counted = counted_targets(tgt_in, src_mask, pad_id=self.pad_id, bos_id=self.bos_id)
         words = self.dropout(self.tgt_embedding(tgt_in.t()))
-        states, contexts = self._decode(words, self.start(src, src_mask))
+        start = self.start(src, src_mask)
+        states, contexts = self._decode(words, start, None if counted is None else counted.t())
         # Batch first before the readout: the logits, much the largest tensor, are then contiguous.
-        return self._read_out(*(part.transpose(0, 1) for part in (states, words, contexts)))
+        parts = (part.transpose(0, 1) for part in (states, words, contexts))
+        return self._read_out(*parts, mask=counted)
 
     def start(self, src: Tensor, src_mask: Tensor) -> RNNSearchState:
         """See `TranslationModel`."""
@@ -181,9 +184,10 @@ class RNNSearch(TranslationModel[RNNSearchState]):
         else:
             # The forward GRU carries its last state over the padding; the backward one ends at position 0.
             summary = torch.cat((x[-1, :, : self.dim], x[0, :, self.dim :]), -1)
-        hidden = torch.tanh(self.start_projection(summary))
+        rows = src_mask.any(1) if self.masks_norms else None
+        hidden = torch.tanh(self.start_projection(summary, rows))
         padding = None if mask is None else ~mask
-        return RNNSearchState(hidden, annotations, self.attention.key(annotations), padding)
+        return RNNSearchState(hidden, annotations, self.attention.key(annotations, mask), padding)
 
     def step(self, tokens: Tensor, state: RNNSearchState) -> tuple[Tensor, RNNSearchState]:
         """See `TranslationModel`."""
@@ -192,24 +196,41 @@ class RNNSearch(TranslationModel[RNNSearchState]):
         logits = self._read_out(states[0], word[0], contexts[0])
         return logits, RNNSearchState(states[0], state.annotations, state.keys, state.padding)
 
-    def _decode(self, words: Tensor, state: RNNSearchState) -> tuple[Tensor, Tensor]:
-        """Map words (T, B, E) to the states (T, B, d) and contexts (T, B, 2 d) after each."""
-        gates_x, candidate_x = self.first.project(words)
-        hidden = state.hidden.to(gates_x.dtype)
-        first, second = self.first.prepare(gates_x.dtype), self.second.prepare(gates_x.dtype)
-        project, attend = self.second.project, self.attention.prepare(state)
-        states: list[Tensor] = []
-        contexts: list[Tensor] = []
-        for now_gates, now_candidate in zip(gates_x.unbind(0), candidate_x.unbind(0), strict=True):
-            query = first(now_gates, now_candidate, hidden)
-            context = attend(query)
-            hidden = second(*project(context), query)
-            states.append(hidden)
-            contexts.append(context)
+    def _decode(
+        self, words: Tensor, state: RNNSearchState, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Map words (T, B, E) to the states (T, B, d) and contexts (T, B, 2 d) after each.
+
+        `mask` (T, B) is True for the words that a norm over positions may count.
+        """
+        with recurrence(self.loop_batch_norms):
+            gates_x, candidate_x = self.first.project(words, mask)
+            dtype = gates_x.dtype
+            hidden = state.hidden.to(dtype)
+            first, second = self.first.prepare(dtype), self.second.prepare(dtype)
+            project, attend = self.second.prepare_projection(dtype), self.attention.prepare(state)
+            inputs = zip(gates_x.unbind(0), candidate_x.unbind(0), over_time(mask, len(words)), strict=True)
+            states: list[Tensor] = []
+            contexts: list[Tensor] = []
+            for now_gates, now_candidate, now_mask in inputs:
+                query = first(now_gates, now_candidate, hidden, now_mask)
+                context = attend(query, now_mask)
+                hidden = second(*project(context, now_mask), query, now_mask)
+                states.append(hidden)
+                contexts.append(context)
         return torch.stack(states), torch.stack(contexts)
 
-    def _read_out(self, state: Tensor, word: Tensor, context: Tensor) -> Tensor:
-        """Return logits (..., V) for states (..., d), words (..., E) and contexts (..., 2 d)."""
-        mixed = self.readout_state(state) + self.readout_word(word) + self.readout_context(context)
+    def _read_out(
+        self, state: Tensor, word: Tensor, context: Tensor, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """Return logits (..., V) for states (..., d), words (..., E) and contexts (..., 2 d).
+
+        `mask` (...) is True for the positions that a norm over positions may count.
+        """
+        mixed = (
+            self.readout_state(state, mask)
+            + self.readout_word(word, mask)
+            + self.readout_context(context, mask)
+        )
         logits: Tensor = self.output(self.dropout(torch.tanh(mixed)), self.tgt_embedding)
         return logits

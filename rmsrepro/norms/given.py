@@ -1,4 +1,4 @@
-"""Which norm parameters of a command line or an overlay apply to which norm. Imports no torch."""
+"""Which norm parameters of a command line apply to which norm, and which norm to which task. No torch."""
 
 from __future__ import annotations
 
@@ -57,3 +57,16 @@ def drop_foreign_parameters(config: TrainConfig) -> None:
     names = norm_parameters(config.norm["name"])
     for key in [key for key in config.norm if key != "name" and key not in names]:
         del config.norm[key]
+
+
+def check_task(name: str, task: str) -> None:
+    """Refuse a norm over positions where a model must not see the positions to come.
+
+    Raises:
+        UserError: the norm `name` takes a mask and the task is lm.
+    """
+    if task == "lm" and norm_info(name).takes_mask:
+        raise UserError(
+            f"norm={name}: its statistics would see the tokens to come, which task=lm is to predict; use "
+            "task=translation, or another norm"
+        )

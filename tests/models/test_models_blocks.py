@@ -110,9 +110,9 @@ def test_norms_are_called_as_often_in_training_as_in_evaluation(
 
 def test_feed_forward_kinds() -> None:
     x = torch.randn(4, DIM)
-    gelu = FeedForward(DIM, 5, FeedForwardKind.gelu, bias=True)
+    gelu = FeedForward(DIM, 5, FeedForwardKind.gelu, NormSpec("layernorm"), bias=True)
     torch.testing.assert_close(gelu(x), gelu.down(F.gelu(gelu.up(x))))
-    swiglu = FeedForward(DIM, 5, FeedForwardKind.swiglu, bias=False)
+    swiglu = FeedForward(DIM, 5, FeedForwardKind.swiglu, NormSpec("layernorm"), bias=False)
     gate, up = swiglu.gate_up.weight[:5], swiglu.gate_up.weight[5:]
     torch.testing.assert_close(swiglu(x), (F.silu(x @ gate.T) * (x @ up.T)) @ swiglu.down.weight.T)
     assert swiglu.down.bias is None

@@ -143,7 +143,7 @@ def test_rnnsearch_attends_to_nothing_in_an_empty_sentence(models: Any, norm: st
     model = models.build("gru", "translation", norm)
     for width in (0, 3):
         state = model.start(*models.ragged([0, 0], width=width))
-        assert torch.equal(model.attention.prepare(state)(torch.randn(2, 16)), torch.zeros(2, 32))
+        assert torch.equal(model.attention.prepare(state)(torch.randn(2, 16), None), torch.zeros(2, 32))
 
 
 @pytest.mark.parametrize("setting", [*TRANSFORMERS, *GRUS], ids=name)

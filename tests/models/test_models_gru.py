@@ -190,7 +190,7 @@ def test_state_dtype_is_constant_under_autocast(norm: str) -> None:
         gates, candidate = layer.project(torch.randn(STEPS, BATCH, INPUT))
         h = torch.zeros(BATCH, DIM, dtype=torch.bfloat16)
         for now in range(STEPS):
-            h = step(gates[now], candidate[now], h)
+            h = step(gates[now], candidate[now], h, None)
             seen.append(h.dtype)
         states = layer(torch.randn(STEPS, BATCH, INPUT), torch.zeros(BATCH, DIM))
     assert set(seen) == {torch.bfloat16}
