@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rmsrepro.config.study import StudyConfig, cell_name
-from rmsrepro.report.formatting import norm_title
+from rmsrepro.report.formatting import NORM_TITLES, norm_title
 from rmsrepro.report.records import RunRecord, State
 
 BASELINE = "layernorm"
@@ -213,7 +213,7 @@ def _best(run: RunRecord) -> tuple[bool, float]:
     return run.state in (State.completed, State.diverged), run.written
 
 
-_ORDER = ("layernorm", "layernorm_nobias", "rmsnorm", "prmsnorm", "l2norm", "none")
+_ORDER = (*(norm for norm in NORM_TITLES if norm != "none"), "none")
 
 
 def _cell(group: Sequence[RunRecord], study: StudyConfig | None) -> Cell:

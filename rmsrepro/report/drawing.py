@@ -25,8 +25,16 @@ COLOURS = {
     "l2norm": "#CC79A7",
     "batchnorm": "#E69F00",
     "weightnorm": "#8C6BB1",
+    "scalenorm": "#4D8C00",
+    "crmsnorm": "#A05A2C",
+    "dyt": "#17A2B8",
+    "llama_rmsnorm": "#B8336A",
+    "mistral_rmsnorm": "#E377A2",
+    "qwen_rmsnorm": "#7A4419",
+    "t5_rmsnorm": "#5C6BC0",
+    "gemma_rmsnorm": "#9E9D24",
 }
-"""Okabe and Ito's colours, which stay apart for colour-blind readers; one a norm, in every figure."""
+"""One a norm, in every figure: first Okabe and Ito's, which stay apart for colour-blind readers."""
 
 SPARE_COLOURS = ("#A6761D", "#66A61E", "#E7298A", "#1B9E9E", "#7570B3", "#B15928")
 SYMBOLS = {"layernorm": "circle", "rmsnorm": "square", "prmsnorm": "diamond", "none": "x"}

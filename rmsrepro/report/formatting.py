@@ -13,6 +13,14 @@ NORM_TITLES = {
     "l2norm": "L2Norm",
     "batchnorm": "BatchNorm",
     "weightnorm": "WeightNorm",
+    "scalenorm": "ScaleNorm",
+    "crmsnorm": "CRMSNorm",
+    "dyt": "DyT",
+    "llama_rmsnorm": "RMSNorm (LLaMA)",
+    "mistral_rmsnorm": "RMSNorm (Mistral)",
+    "qwen_rmsnorm": "RMSNorm (Qwen)",
+    "t5_rmsnorm": "RMSNorm (T5)",
+    "gemma_rmsnorm": "RMSNorm (Gemma)",
 }
 
 METRIC_TITLES = {

@@ -16,12 +16,14 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from rmsrepro.norms.params import BUILTIN_PARAMS
 from rmsrepro.report import build_report, print_scorecard, watch_report
 from rmsrepro.report.build import folder_name
 from rmsrepro.report.cells import build_cells
 from rmsrepro.report.curves import MEAN_POINTS, mean_curves, value_range
 from rmsrepro.report.drawing import COLOURS, colour
 from rmsrepro.report.figures import loss_figures
+from rmsrepro.report.formatting import NORM_TITLES
 from rmsrepro.report.load import load_records
 from rmsrepro.report.page import embed
 
@@ -247,6 +249,7 @@ def test_curves_of_different_machines_are_not_averaged(tmp_path: Path, made: Mad
 
 def test_a_norm_keeps_its_colour() -> None:
     assert len(set(COLOURS.values())) == len(COLOURS)
+    assert set(COLOURS) == set(NORM_TITLES) == set(BUILTIN_PARAMS)
     assert colour("rmsnorm") == "#D55E00"
     assert colour("my.module:Norm") == colour("my.module:Norm")
 
