@@ -31,6 +31,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   reproduce  runs + timing + report         rmsrepro reproduce study=quick
   report     the page, from the records     rmsrepro report
   norms      the norms and their parameters rmsrepro norms
+  check-norm a norm's card, measured        rmsrepro check-norm rmsnorm
 
 Everything is written to ./outputs (out_dir=DIR to change it). All keys of a training run, with the
 file each value comes from: rmsrepro train show=true
@@ -99,6 +100,17 @@ Builds one self-contained HTML page, and results.csv beside it, from whatever re
 usage: rmsrepro norms [plugins=[module,...]]
 
 The norms with their parameters, defaults and backends.""",
+    "check-norm": """\
+usage: rmsrepro check-norm NAME|pkg.module:Class [norm.eps=1e-6 ...] [key=value ...]
+
+Measures a norm's properties: agreement with float64, gradients, dtypes, zero rows, shapes,
+torch.compile and torch.export, saving, invariances (the paper's table 1), cost, where settings of
+eps part. Prints the card and writes it to outputs/cards/NAME.json. Fails (1) when a check does.
+
+  dim=64                    width         backend=composite|torch
+  plugins=[module,...]      modules that register norms
+  out_dir=DIR               where outputs go
+  show=true                 print what would be measured, and stop""",
 }
 
 
@@ -141,10 +153,22 @@ def _answer(arguments: list[str]) -> int:
     return _run(verb, rest)
 
 
+_FIRST_WORD = {"check-norm": "norm"}
+"""The key that a verb's first word is the value of, where it is no key=value itself."""
+
+
+def _with_keys(verb: str, arguments: Sequence[str]) -> list[str]:
+    """Write the first word of a verb that begins with one as key=value."""
+    key, words = _FIRST_WORD.get(verb), list(arguments)
+    if key is not None and words and "=" not in words[0] and words[0][:1] not in "+~":
+        words[0] = f"{key}={words[0]}"
+    return words
+
+
 def _run(verb: str, arguments: Sequence[str]) -> int:
     from rmsrepro.config.overrides import split_override
 
-    overrides = [split_override(item) for item in arguments]
+    overrides = [split_override(item) for item in _with_keys(verb, arguments)]
     from rmsrepro import verbs
     from rmsrepro.runs.interruption import Interrupted
 
@@ -159,6 +183,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "reproduce": verbs.reproduce,
         "report": verbs.report,
         "norms": verbs.norms,
+        "check-norm": verbs.check_norm,
     }
     try:
         return table[verb](overrides)

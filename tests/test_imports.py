@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 VERBS = ("train", "eval", "translate", "sample", "sweep", "status", "bench", "reproduce", "report", "norms")
+VERBS += ("check-norm",)
 HEAVY = ("torch", "lightning", "datasets", "wandb", "pandas", "scipy")
 
 

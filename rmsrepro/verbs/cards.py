@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, check_single
+from rmsrepro.verbs.card_text import head, print_card
 from rmsrepro.verbs.common import composer, console, say, take_options
 
 if TYPE_CHECKING:
-    from rmsrepro.norms.card import Card, Subject
+    from rmsrepro.norms.card import Subject
 
 
 @dataclass
@@ -106,180 +104,7 @@ def _buildable(name: str, params: dict[str, Any], backend: str, dim: int) -> Sub
         subject.build()
     except Exception as error:  # a user's class may raise anything
         raise UserError(
-            f"norm={name}: it cannot be built at dim={dim} ({first_line(error)}); dim=N measures it at another "
-            "width"
+            f"norm={name}: it cannot be built at dim={dim} ({first_line(error)}); dim=N measures it at "
+            "another width"
         ) from error
     return subject
-
-
-# ---------------------------------------------------------------------------------------- printing
-
-
-def print_card(card: Card, screen: Console) -> None:
-    """Print a card, 80 columns wide where the terminal has them."""
-    parts = [
-        head(card.subject),
-        *(Text(f"note: {flag}") for flag in card.flags),
-        _checks(card),
-        *_section(_table_1_title(card), _table_1(card)),
-        *_section("Gradients, with a fixed gradient from above", _gradients(card)),
-        *_section("Cost, for n rows of d entries", *_cost(card)),
-        *_section("eps", *_eps(card)),
-        Text(""),
-    ]
-    screen.print(Group(*parts), width=min(screen.width, 100))
-
-
-def _section(title: str, *content: RenderableType | None) -> list[RenderableType]:
-    shown = [Padding(one, (0, 0, 0, 2)) for one in content if one is not None]
-    return [Text(""), Text(title, style="bold"), *shown] if shown else []
-
-
-def head(subject: Subject) -> RenderableType:
-    """Return what is measured: name, equation, source, parameters."""
-    from rmsrepro.norms.making import plain
-
-    info = subject.info
-    params = " ".join(f"{key}={_plainly(value)}" for key, value in plain(subject.resolved).items())
-    over = "the rows of a weight matrix" if subject.of_weights else "activations"
-    return Group(
-        Text.assemble((subject.name, "bold"), f"  {info.summary}"),
-        Text(f"source: {info.source}"),
-        Text(f"parameters: {params or 'none'}"),
-        Text(f"measured over {over}, backend {subject.backend}, dim {subject.dim}"),
-    )
-
-
-def _plainly(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-_STYLES = {"pass": "green", "fail": "bold red", "not applicable": "dim"}
-_SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
-
-
-def _checks(card: Card) -> RenderableType:
-    table = _grid(2)
-    for name, check in card.checks.items():
-        status = check.status.value
-        table.add_row(Text(_SHORT[status], style=_STYLES[status]), Text(name), Text(check.text))
-    return Group(Text(""), Text("Checks", style="bold"), table)
-
-
-def _grid(fixed: int, *, indent: int = 2) -> Table:
-    """A table without lines; its first `fixed` columns keep their width, the last one wraps."""
-    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    for _ in range(fixed):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
-_HEADS = {
-    "weight_matrix_rescaling": "W matrix\nrescaled",
-    "weight_matrix_recentering": "W matrix\nrecentred",
-    "weight_vector_rescaling": "W vector\nrescaled",
-    "dataset_rescaling": "data set\nrescaled",
-    "dataset_recentering": "data set\nrecentred",
-    "single_case_rescaling": "one case\nrescaled",
-}
-
-
-def _table_1_title(card: Card) -> str:
-    method = card.invariance_details.get("method", "")
-    return "The paper's table 1: is n(W x) unchanged?" + (f" ({method})" if method else "")
-
-
-def _table_1(card: Card) -> RenderableType | None:
-    from rmsrepro.norms.card.invariance import INVARIANCES, PAPER
-
-    if not card.invariance_details:
-        return None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for column in ("", *(_HEADS[name] for name in INVARIANCES)):
-        table.add_column(column, no_wrap=True, header_style="")
-    table.add_row("measured", *(_yes(card.invariances[name]) for name in INVARIANCES))
-    if card.subject.name in PAPER:
-        table.add_row("paper", *map(_yes, PAPER[card.subject.name]))
-    return table
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _gradients(card: Card) -> RenderableType | None:
-    from rmsrepro.norms.card.gradients import STATEMENTS
-
-    measured = {name: one for name, one in card.gradients.items() if one is not None}
-    if not measured:
-        return None
-    table = _grid(2)
-    for name, one in measured.items():
-        table.add_row(_yes(one["holds"]), STATEMENTS[name][0], f"off by {one['deviation']:.1e}")
-    return table
-
-
-def _cost(card: Card) -> list[RenderableType]:
-    counts = card.counts
-    if "text" in counts:
-        return [Text(counts["text"])]
-    shapes = ", ".join(
-        f"{one['name']} {tuple(one['shape']) if one['shape'] else 'a number'}" for one in counts["parameters"]
-    )
-    buffers = f"; {counts['buffer_count']} numbers in buffers" if counts["buffer_count"] else ""
-    grown = counts["exponents"]
-    lines = [f"parameters: {shapes or 'none'}: {counts['parameter_count']} in all{buffers}"]
-    lines.append(f"state grows as {_power('d', grown['state_d'])}")
-    for label, suffix in (("forward", ""), ("with backward", "_with_backward")):
-        told = [
-            f"{what} as {_power('n', grown[f'{key}{suffix}_n'])} {_power('d', grown[f'{key}{suffix}_d'])}"
-            for what, key in (("operations", "flops"), ("bytes", "bytes"))
-        ]
-        one = counts["cost"][len(counts["cost"]) // 2]
-        entries = one["rows"] * one["dim"]
-        lines.append(
-            f"{label}: {', '.join(told)}; at n = {one['rows']}, d = {one['dim']} "
-            f"{one[f'flops{suffix}'] / entries:.3g} operations and {one[f'bytes{suffix}'] / entries:.3g} bytes "
-            f"an entry, in {one[f'operations{suffix}']} tensor operations"
-        )
-    return [Text(line) for line in lines]
-
-
-def _power(letter: str, exponent: float | None) -> str:
-    return "nothing" if exponent is None else f"{letter}^{exponent:.2f}"
-
-
-def _eps(card: Card) -> list[RenderableType]:
-    eps = card.eps
-    if "text" in eps:
-        return [Text(eps["text"])]
-    setting = " ".join(str(value) for value in eps["setting"].values())
-    row = "row of W" if card.subject.of_weights else "row"
-    lines = [
-        f"{_below(eps['short_of_zero_eps_below'], row)} this setting ({setting}) is 1 % off eps = 0",
-        f"{_below(eps['eps_1e-5_and_1e-8_part_below'], row)} eps 1e-5 and 1e-8 part by 1 %",
-    ]
-    if "inside_and_outside_part_below" in eps:
-        lines.append(
-            f"{_below(eps['inside_and_outside_part_below'], row)} inside and outside the root part by 1 %"
-        )
-    content: list[RenderableType] = [Text(line) for line in lines]
-    if eps.get("share_of_zero_eps"):
-        content += [Text("output as a share of the one at eps = 0:"), _shares(eps["share_of_zero_eps"])]
-    return content
-
-
-def _below(rms: float | None, row: str) -> str:
-    return f"at no RMS of a {row}" if rms is None else f"below an RMS of {rms:.3g} of a {row}"
-
-
-def _shares(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("RMS", no_wrap=True, header_style="")
-    for rms in rows[0]["rms"]:
-        table.add_column(f"{rms:g}", no_wrap=True, justify="right", header_style="")
-    for one in rows:
-        label = f"{one['eps']:g} {one.get('eps_position', '')}".strip()
-        table.add_row(label, *(f"{share:.3f}" for share in one["share"]))
-    return table

@@ -183,7 +183,7 @@ def test_options_of_the_verbs_are_documented() -> None:
     for file in (ROOT / "rmsrepro" / "verbs").glob("*.py"):
         for kind in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(kind, ast.ClassDef) and kind.name.endswith("Verb"):
-                verb = kind.name.removesuffix("Verb").lower()
+                verb = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.name.removesuffix("Verb")).lower()
                 for field in kind.body:
                     if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                         assert re.search(rf"`{field.target.id}[=`]", told[verb]), (verb, field.target.id)

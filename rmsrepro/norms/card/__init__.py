@@ -3,14 +3,14 @@
     subject.py     the norm that is measured: fresh modules, and what its values are compared with
     lifting.py     the norm's casts to fp32 undone, for a reference of norms that compute in fp32 inside
     result.py      what a check says
-    numerics.py    checks of values: float64, gradients, dtypes, half precision, zero rows, range
+    numerics.py    checks of values: agreement with float64, derivatives
+    extremes.py    checks where numbers are coarse, many, zero, very small or very large
     behaviour.py   checks of a module: shapes, memory, torch.compile, torch.export, saving and copying
     invariance.py  Table 1 of the paper by measurement
     gradients.py   what the invariances say about gradients
     counting.py    operations and bytes of the operations that really run
     epsilon.py     where settings of eps part
     card.py        all of it for one norm, and its JSON
-    text.py        the card as lines of text
 
 `rmsrepro check-norm NAME` prints a card; `make_card` makes one. Everything here imports torch.
 """

@@ -17,6 +17,9 @@ class Lifted(TorchDispatchMode):
     away from a float64 input. What leaves this mode is what such a norm would compute without it.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],

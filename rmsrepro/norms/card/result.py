@@ -55,14 +55,16 @@ def first_line(error: BaseException) -> str:
 def guarded(check: Callable[[], Check]) -> Check:
     """Run a check; one that raises has failed, with the exception's first line.
 
-    A norm under test may raise anything at all. What ends the process on purpose still does.
+    A norm under test may raise anything at all.
     """
     try:
         return check()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A dozen frames of torch say less than the line of the norm that they come from.
         frames = traceback.extract_tb(error.__traceback__)
-        inside = [frame for frame in frames if "rmsrepro" not in frame.filename and "torch" not in frame.filename]
+        inside = [
+            frame for frame in frames if "rmsrepro" not in frame.filename and "torch" not in frame.filename
+        ]
         where = f" ({inside[-1].filename.rpartition('/')[2]}:{inside[-1].lineno})" if inside else ""
         return Check(Status.failed, f"it raised {first_line(error)}{where}")
 

@@ -1,0 +1,243 @@
+"""Checks of a module: shapes, the caller's memory, torch.compile, torch.export, saving and copying."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rmsrepro.norms.card.numerics import run
+from rmsrepro.norms.card.result import Check, Findings, first_line, not_applicable
+from rmsrepro.norms.card.subject import EPS, NAMES, Subject, normal
+
+# -------------------------------------------------------------------------------------------- shapes
+
+
+def empty_batch(subject: Subject) -> Check:
+    """A batch without rows: its shape, and gradients of zeros."""
+    module = subject.lively()
+    x = torch.zeros(0, 5, subject.dim, requires_grad=True)
+    y = module(x)
+    findings = Findings()
+    findings.expect(y.shape == x.shape, f"the shape (0, 5, {subject.dim}) becomes {tuple(y.shape)}")
+    y.sum().backward()
+    found = {"x": x, **dict(module.named_parameters())}
+    for name, leaf in found.items():
+        if leaf.grad is None:
+            findings.expect(False, f"{name} gets no gradient")
+        else:
+            findings.expect(bool((leaf.grad == 0).all()), f"the gradient of {name} is not zero")
+    findings.expect(_still_finite(module), "it leaves numbers behind that are not finite")
+    return findings.check(
+        "keeps the shape; gradients are zeros", {"shape": list(y.shape)}, [0, 5, subject.dim]
+    )
+
+
+def _still_finite(module: nn.Module) -> bool:
+    return all(bool(one.isfinite().all()) for one in module.state_dict().values() if isinstance(one, Tensor))
+
+
+def non_contiguous(subject: Subject) -> Check:
+    """Views with gaps, or with their dimensions exchanged, give what their contiguous copies give."""
+    dim, findings, measured = subject.dim, Findings(), {}
+    allowed = 4 * EPS[torch.float32]
+    views = {
+        "transposed": normal(dim, 6).float().t(),
+        "every_other_column": normal(6, 2 * dim).float()[:, ::2],
+        "permuted": normal(3, dim, 6).float().permute(2, 0, 1),
+        "expanded": normal(1, dim).float().expand(6, dim),
+    }
+    for name, x in views.items():
+        upstream = normal(*x.shape, number=9).float()
+        pairs = zip(
+            _flat(run(subject.lively(), x, upstream)),
+            _flat(run(subject.lively(), x.contiguous(), upstream)),
+            strict=True,
+        )
+        off = max(float((one - two).abs().max() / two.abs().max().clamp_min(1e-30)) for one, two in pairs)
+        measured[name] = off
+        findings.expect(
+            off <= allowed, f"a view ({name.replace('_', ' ')}) differs from its copy by {off:.2g}"
+        )
+    return findings.check("views give what their contiguous copies give", measured, allowed)
+
+
+def _flat(result: tuple[Tensor, list[Tensor]]) -> list[Tensor]:
+    return [result[0], *result[1]]
+
+
+def last_dimension(subject: Subject) -> Check:
+    """A last dimension of another size is refused, and nothing is broadcast."""
+    if subject.of_weights:
+        return not_applicable("the linear map refuses it")
+    findings, measured = Findings(), {}
+    for built, given in ((subject.dim, subject.dim + 1), (1, 4)):
+        try:
+            module = subject.build(built)
+        except Exception:
+            continue  # a norm may have reasons not to be one wide
+        label = f"{built}_given_{given}"
+        try:
+            y = module(torch.ones(2, given))
+        except ValueError:
+            measured[label] = "ValueError"
+        except Exception as error:
+            measured[label] = type(error).__name__
+            findings.expect(
+                not subject.built_in, f"{given} entries for {built}: {first_line(error)}, not ValueError"
+            )
+        else:
+            measured[label] = f"shape {tuple(y.shape)}"
+            findings.expect(
+                False,
+                f"built for {built} and given {given} entries it returns the shape {tuple(y.shape)}; "
+                "raise ValueError where x.shape[-1] is not dim",
+            )
+    kinds = " or ".join(dict.fromkeys(measured.values()))
+    return findings.check(f"another last dimension raises {kinds}", measured, "ValueError")
+
+
+# -------------------------------------------------------------------------------------------- memory
+
+
+def in_place(subject: Subject) -> Check:
+    """The input and the parameters are the same bits after a call as before."""
+    findings = Findings()
+    for dtype in EPS:
+        if subject.of_weights and dtype is not torch.float32:
+            continue
+        for mode in ("train", "eval"):
+            module = subject.lively().train(mode == "train")
+            x = normal(3, 4, subject.dim).to(dtype)
+            before = x.clone()
+            parameters = [one.detach().clone() for one in module.parameters()]
+            try:
+                with contextlib.nullcontext() if mode == "train" else torch.no_grad():
+                    module(x)
+            except Exception:
+                if dtype is torch.float32:
+                    raise
+                continue  # the rule on dtypes says so
+            where = f"in {mode} mode, {NAMES[dtype]}"
+            findings.expect(torch.equal(x, before), f"{where}: the input is overwritten")
+            same = all(map(torch.equal, module.parameters(), parameters))
+            findings.expect(same, f"{where}: a parameter is overwritten")
+    return findings.check("the input is left alone, in training and evaluation", bound="equal bits")
+
+
+# --------------------------------------------------------------------------------------- the compiler
+
+
+def compiles(subject: Subject) -> Check:
+    """torch.compile takes the module as one graph; forward and backward (no code is generated)."""
+    findings = Findings()
+    x, upstream = normal(4, subject.dim).float(), normal(4, subject.dim, number=9).float()
+    with _quiet():
+        explained = torch._dynamo.explain(subject.lively())(x)
+        breaks = max(0, explained.graph_break_count)  # it counts the graphs, less one
+        reasons = [str(one.reason).splitlines()[0] for one in explained.break_reasons]
+        why = f" ({reasons[0]})" if reasons else ""
+        findings.expect(breaks == 0, f"{breaks} graph breaks{why}")
+        off = None
+        if breaks == 0:
+            torch._dynamo.reset()
+            compiled: Any = torch.compile(subject.lively(), backend="aot_eager", fullgraph=True)
+            got, expected = run(compiled, x, upstream), run(subject.lively(), x, upstream)
+            off = max(
+                float((one - two).abs().max() / two.abs().max().clamp_min(1e-30))
+                for one, two in zip(_flat(got), _flat(expected), strict=True)
+            )
+            findings.expect(off <= 1e-5, f"compiled, it differs by {off:.2g}")
+    measured = {"graph_breaks": breaks, "difference": off}
+    return findings.check(
+        "torch.compile takes it as one graph", measured, {"graph_breaks": 0, "difference": 1e-5}
+    )
+
+
+def exports(subject: Subject) -> Check:
+    """torch.export takes the module in evaluation mode, and the exported program gives the same."""
+    module, x = subject.lively().eval(), normal(4, subject.dim).float()
+    findings, rows = Findings(), torch.export.Dim("rows", min=2)
+    with _quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},))
+            any_rows = True
+        except Exception:
+            program = torch.export.export(module, (x,))
+            any_rows = False
+        batches = [x, normal(7, subject.dim, number=1).float()] if any_rows else [x]
+        off = max(float((program.module()(one) - module(one)).abs().max()) for one in batches)
+    findings.expect(off <= 1e-5, f"exported, it differs by {off:.2g}")
+    fine = (
+        "torch.export takes it, for any number of rows"
+        if any_rows
+        else "torch.export takes it, for fixed shapes"
+    )
+    return findings.check(fine, {"any_number_of_rows": any_rows, "difference": off}, {"difference": 1e-5})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the compiler's own log and warnings out of the card."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch.export", "torch._export")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch._dynamo.reset()
+            yield
+    finally:
+        torch._dynamo.reset()
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)
+
+
+# --------------------------------------------------------------------------------- saving and copying
+
+
+def state_dict_round_trip(subject: Subject) -> Check:
+    """Saved, and loaded into a fresh module, it gives the same bits in both modes."""
+    module = _used(subject)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = subject.build()
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    return _same(subject, module, {"a fresh module with its state_dict": fresh}, "saved and loaded")
+
+
+def copies(subject: Subject) -> Check:
+    """A deepcopy and a pickled copy give a module with the same bits."""
+    module = _used(subject)
+    twins = {"its deepcopy": copy.deepcopy(module), "its pickle": pickle.loads(pickle.dumps(module))}
+    return _same(subject, module, twins, "deepcopied and pickled")
+
+
+def _used(subject: Subject) -> nn.Module:
+    """A module whose parameters, and whatever it remembers of its inputs, are not the initial ones."""
+    module = subject.lively().train()
+    for number in range(2):
+        run(module, normal(5, subject.dim, number=number).float() + 1, torch.ones(5, subject.dim))
+    return module
+
+
+def _same(subject: Subject, module: nn.Module, twins: dict[str, nn.Module], what: str) -> Check:
+    findings, x = Findings(), normal(5, subject.dim, number=2).float()
+    # Evaluation first: a call in training may move running statistics.
+    for mode in (False, True):
+        for name, twin in twins.items():
+            with torch.no_grad():
+                mine, theirs = copy.deepcopy(module).train(mode)(x), twin.train(mode)(x)
+            label = "training" if mode else "evaluation"
+            findings.expect(torch.equal(mine, theirs), f"{name} gives other values in {label} mode")
+    return findings.check(f"{what}, it gives the same bits", bound="equal bits")

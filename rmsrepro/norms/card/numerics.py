@@ -1,0 +1,163 @@
+"""Checks of values: agreement with float64, and derivatives."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+from rmsrepro.norms.card.result import Check, judged, not_applicable
+from rmsrepro.norms.card.subject import EPS, Subject, enliven, normal
+
+ALLOWED = {
+    torch.float32: {"output": 32.0, "gradient": 64.0},
+    torch.bfloat16: {"output": 4.0, "gradient": 8.0},
+    torch.float16: {"output": 4.0, "gradient": 8.0},
+}
+"""Largest errors in units of the dtype's eps. Half precision is rounded a few times at the end, fp32 sums."""
+
+SCALES = {
+    torch.float32: (1e-3, 1.0, 1e3),
+    torch.bfloat16: (1e-2, 1.0, 1e2),
+    torch.float16: (1e-2, 1.0, 1e2),
+}
+
+
+# ------------------------------------------------------------------------------ errors in units of eps
+
+
+def run(module: nn.Module, x: Tensor, upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return y and the gradients of x and all parameters; 0 for a parameter that took no part."""
+    x = x.detach().requires_grad_()
+    y = module(x)
+    return y.detach(), gradients(y, [x, *module.parameters()], upstream)
+
+
+def gradients(y: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """Return the gradients of the leaves for an `upstream` one; 0 where a leaf took no part."""
+    if not leaves:
+        return []
+    found = torch.autograd.grad(y, leaves, upstream.to(y.dtype), allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+
+
+def errors(subject: Subject, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, float]:
+    """Return the largest errors of output and gradients, relative to the largest entry of each.
+
+    A gradient may be a difference of large terms: upstream / denominator less its part along the input. It is
+    held against those terms where they are larger than what is left of them.
+    """
+    y, slopes = run(module, x, upstream)
+    with subject.in_float64():
+        wide = x.detach().double().requires_grad_()
+        expected, leaves = subject.reference(module)(wide)
+        exact = gradients(expected, [wide, *leaves], upstream.double())
+    size = largest(expected)
+    terms = largest(upstream) * size
+    worst = 0.0
+    for index, (got, right) in enumerate(zip(slopes, exact, strict=True)):
+        scale = max(largest(right), terms / max(largest(x), 1e-300) if index == 0 else terms)
+        worst = max(worst, _distance(got, right, scale))
+    return {"output": _distance(y, expected, size), "gradient": worst}
+
+
+def largest(value: Tensor) -> float:
+    """Return max |value|, 0 where there is none."""
+    return float(value.detach().abs().max()) if value.numel() else 0.0
+
+
+def _distance(got: Tensor, right: Tensor, scale: float) -> float:
+    """Return max |got - right| / scale; infinity where `got` is not finite."""
+    if got.shape != right.shape or not bool(got.isfinite().all()):
+        return math.inf
+    # What is below the smallest number of the dtype may come out as 0.
+    lost = torch.finfo(got.dtype).tiny
+    off = max(0.0, largest(got.double() - right.double()) - lost)
+    return off / scale if scale else (0.0 if off == 0 else math.inf)
+
+
+# ----------------------------------------------------------------------------------------- agreement
+
+
+def agreement(subject: Subject, dtype: torch.dtype) -> Check:
+    """Output and gradients in `dtype` against float64, at several scales and off centre."""
+    module = enliven(subject.direct())
+    measured = {"output": 0.0, "gradient": 0.0}
+    shape = subject.sheet(16)
+    upstream = normal(*shape, number=5).to(dtype)
+    for scale, shift in (*((scale, 0.0) for scale in SCALES[dtype]), (1.0, 3.0)):
+        x = ((normal(*shape) + shift) * scale).to(dtype)
+        found = errors(subject, copy.deepcopy(module), x, upstream)
+        measured = {part: max(value, found[part] / EPS[dtype]) for part, value in measured.items()}
+    bound = ALLOWED[dtype]
+    good = all(measured[part] <= bound[part] for part in bound)
+    text = (
+        f"off by {measured['output']:.2g} eps, gradients by {measured['gradient']:.2g} "
+        f"(allowed {bound['output']:g}, {bound['gradient']:g})"
+    )
+    return judged(good, text, {**measured, "reference": subject.reference_name}, bound)
+
+
+def float64_precision(subject: Subject) -> Check:
+    """Whether a float64 input keeps its precision."""
+    found = subject.inner_precision
+    measured = {"rounding": found, "kept": subject.keeps_float64}
+    if subject.keeps_float64:
+        return judged(True, "a float64 input keeps its precision", measured, 1e-11)
+    if subject.built_in or found > 1e-6:
+        text = f"a float64 input is rounded to {found:.1g} on the way"
+        return judged(False, text, measured, 1e-11 if subject.built_in else 1e-6)
+    text = "it computes in fp32 inside; gradcheck has the tolerances of fp32"
+    return judged(True, text, measured, 1e-6)
+
+
+# --------------------------------------------------------------------------------------- derivatives
+
+
+def first_derivatives(subject: Subject) -> Check:
+    """torch.autograd.gradcheck in float64."""
+    return _derivatives(subject, gradcheck, "first derivatives")
+
+
+def second_derivatives(subject: Subject) -> Check:
+    """torch.autograd.gradgradcheck in float64."""
+    return _derivatives(subject, gradgradcheck, "second derivatives")
+
+
+def _derivatives(subject: Subject, check: Callable[..., bool], what: str) -> Check:
+    if not subject.keeps_float64 and subject.inner_precision > 1e-6:
+        return not_applicable("it computes in half precision inside, which finite differences cannot follow")
+    if subject.keeps_float64:
+        settings = {"eps": 1e-6, "atol": 1e-5, "rtol": 1e-3}
+    else:
+        settings = {"eps": 3e-3, "atol": 1e-2, "rtol": 1e-2}
+    small = small_width(subject)
+    # Every entry at a small width, and along a random direction at the width asked for.
+    for dim, fast in ((small, False), (subject.dim, True)):
+        module = subject.lively(dim).double()
+        names = [name for name, _ in module.named_parameters()]
+
+        def call(x: Tensor, *values: Tensor, module: nn.Module = module, names: list[str] = names) -> Tensor:
+            return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+        inputs = [normal(3, dim, number=6), *module.parameters()]
+        leaves = [one.detach().clone().requires_grad_() for one in inputs]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check(call, leaves, fast_mode=fast, **settings)
+    kind = "" if subject.keeps_float64 else " (fp32)"
+    return judged(True, f"{what} equal finite differences{kind}", {"widths": [small, subject.dim]}, settings)
+
+
+def small_width(subject: Subject, wanted: int = 8) -> int:
+    """Return `wanted` where the norm can be built that wide, else the subject's width."""
+    try:
+        subject.build(wanted)(normal(2, wanted).float())
+    except Exception:
+        return subject.dim
+    return wanted
