@@ -17,6 +17,7 @@ from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, TrainConfig
 from rmsrepro.data import build_data
 from rmsrepro.norms import BackendUnavailable, NormSpec, resolve_backend
+from rmsrepro.norms.given import check_task
 from rmsrepro.runs.execution import tokenizer_cache
 from rmsrepro.runs.seeding import seed_dropout
 from rmsrepro.tasks import Task, build_optimizer, build_task
@@ -35,7 +36,7 @@ class Arm:
     backend: str
     is_baseline: bool = False
     unavailable: str | None = None
-    """Why this backend cannot do it."""
+    """Why this backend cannot do it, or this task not have it."""
 
     @property
     def twins(self) -> list[str]:
@@ -43,8 +44,10 @@ class Arm:
         return [f"{self.label}#1", f"{self.label}#2"] if self.is_baseline else [self.label]
 
 
-def arrange_arms(norms: Iterable[Mapping[str, Any]]) -> tuple[list[Arm], list[str]]:
+def arrange_arms(norms: Iterable[Mapping[str, Any]], task: str | None = None) -> tuple[list[Arm], list[str]]:
     """Return the arms for `norms` ({"name", "params", "backend"}), baselines first, and notes.
+
+    A norm that a backend does not have, or that does not suit the `task`, is an arm that is unavailable.
 
     Every backend gets a baseline of its own: the first layernorm asked for with it, else one that is
     added. `auto` becomes the fastest backend that all arms asking for `auto`, and layernorm, have.
@@ -79,16 +82,18 @@ def arrange_arms(norms: Iterable[Mapping[str, Any]]) -> tuple[list[Arm], list[st
                     params=params,
                     backend=backend,
                     is_baseline=norm is baseline,
-                    unavailable=_why_unavailable(name, params, backend),
+                    unavailable=_why_unavailable(name, params, backend, task),
                 )
             )
     return arms, notes
 
 
-def _why_unavailable(name: str, params: Mapping[str, Any], backend: str) -> str | None:
+def _why_unavailable(name: str, params: Mapping[str, Any], backend: str, task: str | None) -> str | None:
     try:
         resolve_backend([NormSpec(name, params)], backend)
-    except BackendUnavailable as error:
+        if task is not None:
+            check_task(name, task)
+    except (BackendUnavailable, UserError) as error:
         return str(error)
     return None
 

@@ -30,7 +30,7 @@ def thread_setting(config: BenchConfig, base: TrainConfig) -> int | None:
 
 def bench_key(config: BenchConfig, base: TrainConfig, norms: Iterable[Mapping[str, Any]]) -> str:
     """Return a hash of everything that decides the numbers: what is timed, how, on what, with what."""
-    arms, _ = arrange_arms(norms)
+    arms, _ = arrange_arms(norms, base.task.name)
     return key_of_arms(config, base, arms)
 
 

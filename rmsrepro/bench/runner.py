@@ -102,7 +102,7 @@ def run_bench(
     """
     check_bench_config(config)
     check_base(base)
-    arms, notes = arrange_arms(norms)
+    arms, notes = arrange_arms(norms, base.task.name)
     if all(arm.unavailable is not None for arm in arms):
         reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms)
         raise BenchError(f"none of the arms is available here. {reasons}")

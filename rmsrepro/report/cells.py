@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rmsrepro.config.later import is_as_before
 from rmsrepro.config.study import StudyConfig, cell_name
 from rmsrepro.report.formatting import NORM_TITLES, norm_title
 from rmsrepro.report.records import RunRecord, State
@@ -153,6 +154,7 @@ def _settings(run: RunRecord, loose: frozenset[str]) -> dict[str, Any]:
         for key, value in flat.items()
         if not {key, key.split(".")[0]} & NOT_COMPARED
         and key not in loose
+        and not is_as_before(key, value)
         and not (run.fingerprint and key in DATA_FILES)
     }
     kept |= {"model": run.model, "task": run.task, "data": run.data, "precision": run.precision}

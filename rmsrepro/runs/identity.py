@@ -12,18 +12,16 @@ from typing import Any
 import torch
 
 from rmsrepro.config.errors import UserError, first_line
+from rmsrepro.config.later import without_later
 from rmsrepro.config.plain import plain
-from rmsrepro.config.schema import TrainConfig, TrainerConfig
+from rmsrepro.config.schema import GRUConfig, TrainConfig, TrainerConfig
 from rmsrepro.norms import norm_info
+from rmsrepro.norms.given import check_task
 from rmsrepro.runs.files import to_json
 from rmsrepro.tasks import norm_spec
 
 RESULTS_VERSION = 1
 """Raised whenever a change of this package changes what a run computes; old records then no longer match."""
-
-_LATER_OPTIONS = {"output_bias": False, "empty_source": False}
-"""Options of a model that came after the first records, and their defaults: left out of the hash at them, so
-that the runs made before are still found."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,12 @@ def check_norm(config: TrainConfig) -> None:
     """Build the norm once, so that wrong parameters and missing backends are known before anything begins.
 
     Raises:
-        UserError: the norm cannot be built as configured.
+        UserError: the norm cannot be built as configured, or does not suit the task.
     """
     spec = norm_spec(config)
+    check_task(spec.name, config.task.name)
     try:
-        spec.build(max(1, config.model.d_model or 1))
+        spec.check(max(1, config.model.d_model or 1))
     except (ValueError, TypeError) as error:
         raise UserError(f"norm={spec.name}: {error}") from error
     except Exception as error:  # a user's class may raise anything, and a width may be beyond the memory
@@ -60,19 +59,22 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
     the norm is not the package's own.
     """
     spec = norm_spec(config)
-    model = plain(config.model)
+    model = without_later("model", plain(config.model))
     model.pop("size")
-    for option, default in _LATER_OPTIONS.items():
-        if model.get(option) == default:
-            del model[option]
+    placement, sites = config.placement.value, sorted(site.value for site in config.sites)
+    if spec.is_none or spec.scope == "weight":
+        # There is no module to put between queries and keys, or around a branch.
+        model.pop("qk_norm", None)
+        placement = "none"
+        sites = sites if isinstance(config.model, GRUConfig) else []
     content = {
         "results_version": RESULTS_VERSION,
         "norm": spec.name,
-        "norm_params": dict(spec.resolved_params),
+        "norm_params": without_later("norm", spec.resolved_params),
         "norm_source": _plugin_source(spec.name),
         "backend": spec.backend_used,
-        "placement": config.placement.value,
-        "sites": sorted(site.value for site in config.sites),
+        "placement": placement,
+        "sites": sites,
         "model": model,
         "task": plain(config.task),
         "data": data_hash,

@@ -11,7 +11,7 @@ import torch
 
 from rmsrepro.config.errors import UserError, first_line
 from rmsrepro.config.plain import plain, yaml_text
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import Placement, TrainConfig, TransformerConfig
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import read_json, to_json, write_atomic
@@ -106,11 +106,12 @@ def explain(error: Exception) -> str:
 
 def flags(config: TrainConfig) -> list[str]:
     """Return what a reader of the run's figures should know about its norm."""
-    found = list(norm_spec(config).flags(config.model.d_model or 1))
-    if (
-        config.placement.value == "none"
-        and config.norm["name"] != "none"
-        and config.model.name == "transformer"
-    ):
-        found.append("placement=none: the model has no norm")
+    spec, model = norm_spec(config), config.model
+    found = list(spec.flags(model.d_model or 1))
+    if isinstance(model, TransformerConfig):
+        if model.qk_norm and model.d_model and model.num_heads:
+            found += [f"model.qk_norm: {flag}" for flag in spec.flags(model.d_model // model.num_heads)]
+        if config.placement is Placement.none and not spec.is_none and spec.scope == "activation":
+            but = " but those of queries and keys" if model.qk_norm else ""
+            found.append(f"placement=none: the model has no norm{but}")
     return found

@@ -22,7 +22,7 @@ from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, Placement, TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, resolve_backend
-from rmsrepro.norms.given import check_norm_parameters, drop_foreign_parameters
+from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
 from rmsrepro.runs.checkpoints import load_checkpoint
 from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import check_norm, identify
@@ -107,6 +107,7 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
             job.overrides = [item for item in job.overrides if item.key != "placement"]
         try:
             job.config = resolve(job.config)
+            check_task(job.config.norm["name"], job.config.task.name)
         except UserError as error:
             job.error = str(error)
     _settle_backend(planned, notes)

@@ -39,7 +39,7 @@ def train(overrides: list[Override]) -> int:
     """One run; `show=true` prints its config instead."""
     from rmsrepro.config.compose import to_train_config
     from rmsrepro.config.resolve import resolve
-    from rmsrepro.norms.given import check_norm_parameters
+    from rmsrepro.norms.given import check_norm_parameters, check_task
 
     show, overrides = take(overrides, "show")
     refuse_options_of_sweep(overrides, dry_run="rmsrepro train show=true shows what it would run")
@@ -49,6 +49,7 @@ def train(overrides: list[Override]) -> int:
         config = to_train_config(opened.raw(overrides), chosen_experiment(overrides))
         check_norm_parameters([config])
         resolved = resolve(config)
+        check_task(resolved.norm["name"], resolved.task.name)
         if show is not None and truth("show", show):
             from rmsrepro.runs.identity import check_norm
             from rmsrepro.verbs.showing import show_config

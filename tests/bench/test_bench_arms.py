@@ -126,6 +126,15 @@ def test_an_unknown_norm_is_refused_at_once() -> None:
         arrange_arms([{"name": "rmsnrom", "backend": "composite"}])
 
 
+def test_a_norm_that_does_not_suit_the_task_is_unavailable() -> None:
+    norms = [{"name": "batchnorm", "backend": "composite"}]
+    arms, _ = arrange_arms(norms, "lm")
+    assert [arm.unavailable is None for arm in arms] == [True, False]
+    assert "norm=batchnorm: its statistics would see the tokens to come" in (arms[1].unavailable or "")
+    arms, _ = arrange_arms(norms, "translation")
+    assert [arm.unavailable for arm in arms] == [None, None]
+
+
 def test_the_first_loss_is_checked_against_the_composite_backend() -> None:
     arms, _ = arrange_arms(
         [

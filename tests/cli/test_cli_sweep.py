@@ -168,15 +168,28 @@ def test_every_bad_job_is_named_and_the_good_ones_run(cli: Run) -> None:
     assert set(records()) == set(found)
 
 
+def test_a_norm_that_does_not_suit_the_task_fails_alone(cli: Run) -> None:
+    ran = cli("sweep", *SHORT, "norm=batchnorm,layernorm")
+    assert ran.code == 1
+    found = {record["norm"]: record for record in records().values()}
+    assert {norm: record["status"] for norm, record in found.items()} == {
+        "layernorm": "completed", "batchnorm": "failed",
+    }  # fmt: skip
+    reason = found["batchnorm"]["error"]
+    assert reason.startswith("norm=batchnorm: its statistics would see the tokens to come")
+    assert "-invalid-" in found["batchnorm"]["run_id"]
+    assert ran.out.count(reason) == 2  # when it happens, and in the closing summary
+
+
 def test_a_job_that_breaks_while_it_runs(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from rmsrepro.runs import callbacks
 
     original = callbacks.RunCallback._record_training
 
-    def planted(this: callbacks.RunCallback, *rest: object) -> None:
+    def planted(this: callbacks.RunCallback, *rest: object, **more: object) -> None:
         if this._folder.name.startswith("lm-pydoc-gru"):
             raise RuntimeError("planted")
-        original(this, *rest)  # type: ignore[arg-type]
+        original(this, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(callbacks.RunCallback, "_record_training", planted)
     ran = cli("sweep", *SHORT, "model=gru,transformer", "norm=rmsnorm")

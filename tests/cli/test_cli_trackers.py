@@ -111,7 +111,7 @@ def test_each_run_of_a_sweep_is_its_own(cli: Run) -> None:
 def test_a_failed_run_ends_failed(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from rmsrepro.runs import callbacks
 
-    def planted(this: callbacks.RunCallback, module: object, step: int) -> None:
+    def planted(this: callbacks.RunCallback, module: object, step: int, **more: object) -> None:
         if step == 2:
             raise RuntimeError("planted")
 

@@ -77,6 +77,8 @@ WRONG = [
     ("train out_dir=", "out_dir='': expected a folder"),
     ("train norm.name=rmsnorm", "write norm=rmsnorm"),
     # norms
+    ("train norm=batchnorm", "norm=batchnorm: its statistics would see the tokens to come, which task=lm is"),
+    ("train model=gru model.qk_norm=true", "there is no key model.qk_norm with model=gru"),
     ("train norm=prmsnorm norm.p=6.25", "norm.p is a fraction in (0, 1], got 6.25; did you mean 0.0625?"),
     ("train norm=prmsnorm norm.p=6.25 show=true", "norm.p is a fraction in (0, 1], got 6.25"),
     ("train norm=layernorm norm.p=.5", "norm.p=0.5: layernorm has no parameter p (it has: bias, eps, "),

@@ -61,6 +61,16 @@ def test_what_does_not_touch_the_result_makes_no_other_cell(
     assert len(_cells(tmp_path)) == 1
 
 
+def test_a_setting_that_is_newer_than_a_record_does_not_part_it_from_others(
+    tmp_path: Path, made: Made
+) -> None:
+    made("run", tmp_path, "layernorm")
+    for qk_norm in (False, True):
+        model = {"name": "gru", "size": "tiny", "d_model": 64, "qk_norm": qk_norm}
+        made("run", tmp_path, "rmsnorm", config={"model": model}, run_id=f"newer-{qk_norm}")
+    assert sorted(len(cell.arms) for cell in _cells(tmp_path)) == [1, 2]
+
+
 def test_data_is_known_by_its_content_not_its_place(tmp_path: Path, made: Made) -> None:
     here = {"data": {"name": "multi30k", "path": "/here"}}
     there = {"data": {"name": "multi30k", "path": "/there"}}
