@@ -25,6 +25,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   eval       loss and scores of a model     rmsrepro eval ckpt=outputs/runs/RUN
   translate  lines of text from a pipe      rmsrepro translate ckpt=RUN < file
   sample     text from a language model     rmsrepro sample ckpt=RUN prompt="To be"
+  convert    LayerNorm to equal RMSNorm     rmsrepro convert ckpt=RUN to=rmsnorm
   sweep      many runs, resumable           rmsrepro sweep norm=layernorm,rmsnorm seed=1,2,3
   status     what is done, running, left    rmsrepro status watch=true
   bench      paired timing of norms         rmsrepro bench norm=layernorm,rmsnorm model=gru
@@ -67,6 +68,12 @@ Reads one sentence a line from the standard input and writes one translation a l
 usage: rmsrepro sample ckpt=RUN [prompt=TEXT] [num_tokens=200] [temperature=1.0] [top_k=K] [seed=0]
 
 Writes text with a trained language model. temperature=0 takes the likeliest token each time.""",
+    "convert": """\
+usage: rmsrepro convert ckpt=RUN [to=rmsnorm] [out_dir=DIR]
+
+Writes an equal RMSNorm model of a trained pre-norm LayerNorm Transformer, compares the logits of both
+in float64 and float32, and prints the new checkpoint. Fails (1), and writes nothing, when they differ
+by more than rounding. RUN is a run's folder or a .ckpt file.""",
     "sweep": """\
 usage: rmsrepro sweep study=NAME [key=value ...]      rmsrepro sweep norm=a,b model=gru,transformer seed=1,2,3
 
@@ -177,6 +184,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "eval": verbs.evaluate,
         "translate": verbs.translate,
         "sample": verbs.sample,
+        "convert": verbs.convert,
         "sweep": verbs.sweep,
         "status": verbs.status,
         "bench": verbs.bench,

@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rmsrepro.config.errors import UserError, first_line, nearest
 
@@ -69,6 +70,15 @@ def as_typed(value: str) -> str:
     quote = value[:1]
     wrapped = len(value) > 1 and quote in "'\"" and value[-1] == quote and quote not in value[1:-1]
     return value[1:-1] if wrapped else value
+
+
+def override_text(value: Any) -> str:
+    """Write a plain value as an override does."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(override_text, value))}]"
+    return "null" if value is None else str(value)
 
 
 def take(overrides: Iterable[Override], key: str) -> tuple[str | None, list[Override]]:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import override_text
 from rmsrepro.config.schema import GRUConfig, ModelConfig, Placement, Site, TransformerConfig
 from rmsrepro.norms import NormSpec, norm_info
 
@@ -76,7 +77,7 @@ class Normalisation:
             if self.placement != other.placement and None not in (self.placement, other.placement):
                 words.append(f"placement={self.placement}")
             if self.sites is not None and other.sites is not None and self.sites != other.sites:
-                words.append(f"sites=[{','.join(self.sites)}]")
+                words.append(f"sites={override_text(list(self.sites))}")
         return " ".join(words)
 
     def same_as(self, other: Normalisation) -> bool:
@@ -97,7 +98,7 @@ class Normalisation:
         """
         if wanted == "rmsnorm" and self.convertible:
             return f"rmsrepro convert ckpt={path} to=rmsnorm makes an equal RMSNorm model"
-        return "take the norm that they were trained with, or train anew"
+        return "keep the norm of the checkpoint, or train anew"
 
 
 class KnowsItsNorm(nn.Module):
@@ -137,10 +138,3 @@ def _complete(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
         # What a variant presets is among the others, and two ways to write one norm are one norm.
         values.pop("variant", None)
     return values
-
-
-def override_text(value: Any) -> str:
-    """Write a plain value as an override does."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import override_text
 from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
-from rmsrepro.models.normalisation import override_text
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.execution import Run
 from rmsrepro.runs.files import Locked, lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmsrepro.verbs.cards import check_norm
+from rmsrepro.verbs.converting import convert
 from rmsrepro.verbs.listing import norms
 from rmsrepro.verbs.reporting import report, reproduce
 from rmsrepro.verbs.timing import bench
@@ -12,6 +13,7 @@ from rmsrepro.verbs.using import evaluate, sample, translate
 __all__ = [
     "bench",
     "check_norm",
+    "convert",
     "evaluate",
     "norms",
     "report",

@@ -7,7 +7,8 @@
 * bench, reproduce: everything but the training and the timing themselves. Both are done for real, on a tiny
   corpus, by the tests marked slow at the end.
 * status, report: without `watch=true`, which never ends.
-* RUN in `outputs/runs/RUN` is the newest run that fits the command.
+* RUN in `outputs/runs/RUN` is the newest run that fits the command, NAME in `outputs/converted/NAME` is the
+  newest conversion.
 
 `scripts/reproduce` is run as the `rmsrepro reproduce` that it stands for. `scripts/test` and `wandb` are
 looked up. `python` blocks are executed, or written where their first line says. `yaml` blocks are written.
@@ -136,11 +137,17 @@ def with_values(words: list[str], **values: object) -> list[str]:
 
 
 def filled_in(words: list[str]) -> list[str]:
-    """Replace RUN by the newest run that fits the command."""
+    """Replace RUN by the newest run that fits the command, and NAME by the newest conversion."""
+    converted = sorted(Path("outputs/converted").glob("*"), key=lambda folder: folder.stat().st_mtime)
+    words = [
+        word.replace("outputs/converted/NAME", str(converted[-1])) if "converted/NAME" in word else word
+        for word in words
+    ]
     given = [(word.partition("=")[0], word.partition("=")[2]) for word in words]
     wanted: dict[str, str] = {
         "sample": {"task": "lm"},
         "translate": {"task": "translation"},
+        "convert": {"norm": "layernorm", "model": "transformer"},
         "train": {"task": "lm"} | {key: value for key, value in given if key in ("norm", "model", "task")},
     }.get(words[0], {})
     if not any("outputs/runs/RUN" in word for word in words):

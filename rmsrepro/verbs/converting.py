@@ -1,0 +1,83 @@
+"""The verb convert: a trained model with another norm that computes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmsrepro.config.errors import UserError
+from rmsrepro.config.overrides import Override, override_text, split_override
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.verbs.common import composer, only_options, say
+
+GROUPS = ("model", "task", "data")
+
+
+@dataclass
+class ConvertVerb:
+    ckpt: str | None = None
+    to: str = "rmsnorm"
+    out_dir: str = "outputs"
+
+
+def convert(overrides: list[Override]) -> int:
+    """Write the checkpoint of an equal model with another norm."""
+    from rmsrepro.runs.checkpoints import load_checkpoint
+    from rmsrepro.runs.conversion import NotEqual, convert_checkpoint
+
+    options = only_options(ConvertVerb, overrides, "convert")
+    if options.ckpt is None:
+        raise UserError("convert needs ckpt=RUN, a run's folder or a .ckpt file of a LayerNorm Transformer")
+    source = load_checkpoint(options.ckpt)
+    try:
+        done = convert_checkpoint(source, options.to, Path(options.out_dir).expanduser())
+    except NotEqual as error:
+        say(f"error: ckpt={options.ckpt}: {error}", stderr=True)
+        return 1
+    exact, rounded = done.differences["float64"], done.differences["float32"]
+    say(
+        f"{source.run_id} at step {source.step}: {source.config.norm['name']} to {options.to}\n"
+        f"largest difference of two logits (up to {exact.logits:.3g}): {exact.largest:.2g} in float64, "
+        f"{rounded.largest:.2g} in float32 (the original's own rounding in float32: {done.rounding:.2g})"
+    )
+    if done.existed:
+        say("it is there already, and the same: nothing was written")
+    say(f"checkpoint: {done.checkpoint}")
+    say(f"train it on, with a fresh optimiser: {train_command(done.config, done.folder)}")
+    return 0
+
+
+def train_command(config: TrainConfig, ckpt: Path) -> str:
+    """Return the command that trains a checkpoint of this config on, with all that is no default."""
+    from rmsrepro.config.compose import to_train_config
+    from rmsrepro.config.plain import plain
+    from rmsrepro.config.resolve import resolve
+
+    wanted = plain(config)
+    choices = {"norm": config.norm["name"], **{group: wanted[group]["name"] for group in GROUPS}}
+    choices["model.size"] = wanted["model"]["size"]
+    needed = {
+        f"data.{item.name}": wanted["data"][item.name]
+        for item in dataclasses.fields(config.data)
+        if item.default == "???"
+    }
+    overrides = [split_override(f"{key}={override_text(value)}") for key, value in (choices | needed).items()]
+    with composer(overrides) as opened:
+        default = plain(resolve(to_train_config(opened.raw(overrides))))
+    values = {f"norm.{key}": value for key, value in wanted["norm"].items() if key != "name"}
+    for part in (*GROUPS, "optim"):
+        for key, value in wanted[part].items():
+            if value != default[part][key]:
+                values[f"{part}.{key}"] = value
+    for key in ("precision", "seed", "backend"):
+        if wanted[key] != default[key]:
+            values[key] = wanted[key]
+    if wanted["trainer"]["accumulate"] != default["trainer"]["accumulate"]:
+        values["trainer.accumulate"] = wanted["trainer"]["accumulate"]
+    if choices["model.size"] == "tiny":
+        del choices["model.size"]
+    words = {**choices, **needed, **values, "ckpt": str(ckpt)}
+    written = [f"{key}={override_text(value)}" for key, value in words.items()]
+    return f"{shlex.join(['rmsrepro', 'train', *written])} trainer.max_steps=N"
