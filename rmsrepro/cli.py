@@ -33,6 +33,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   report     the page, from the records     rmsrepro report
   norms      the norms and their parameters rmsrepro norms
   check-norm a norm's card, measured        rmsrepro check-norm rmsnorm
+  inspect    which norms a model has        rmsrepro inspect package.module:factory
 
 Everything is written to ./outputs (out_dir=DIR to change it). All keys of a training run, with the
 file each value comes from: rmsrepro train show=true
@@ -118,6 +119,18 @@ eps part. Prints the card and writes it to outputs/cards/NAME.json. Fails (1) wh
   plugins=[module,...]      modules that register norms
   out_dir=DIR               where outputs go
   show=true                 print what would be measured, and stop""",
+    "inspect": """\
+usage: rmsrepro inspect package.module:NAME [norm=rmsnorm norm.eps=1e-6 ...] [key=value ...]
+
+Reads any torch.nn.Module and says, by probing copies of its submodules with inputs, which of them
+normalise: which subtract a mean, carry a bias, where eps stands. NAME is a module, a class or a
+function that returns a module, or a module and inputs: then it is run, too, and what is normalised
+outside of any norm shows. Writes outputs/inspections/package.module.NAME.json.
+
+  norm=NAME norm.eps=1e-6   the norm that the model should have: what differs is named, exit code 1;
+                            a function with an argument is called with it (norm.build(dim))
+  plugins=[module,...]      modules that register norms
+  out_dir=DIR               where outputs go""",
 }
 
 
@@ -160,7 +173,7 @@ def _answer(arguments: list[str]) -> int:
     return _run(verb, rest)
 
 
-_FIRST_WORD = {"check-norm": "norm"}
+_FIRST_WORD = {"check-norm": "norm", "inspect": "target"}
 """The key that a verb's first word is the value of, where it is no key=value itself."""
 
 
@@ -192,6 +205,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "report": verbs.report,
         "norms": verbs.norms,
         "check-norm": verbs.check_norm,
+        "inspect": verbs.inspect,
     }
     try:
         return table[verb](overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmsrepro.verbs.cards import check_norm
 from rmsrepro.verbs.converting import convert
+from rmsrepro.verbs.inspecting import inspect
 from rmsrepro.verbs.listing import norms
 from rmsrepro.verbs.reporting import report, reproduce
 from rmsrepro.verbs.timing import bench
@@ -15,6 +16,7 @@ __all__ = [
     "check_norm",
     "convert",
     "evaluate",
+    "inspect",
     "norms",
     "report",
     "reproduce",

@@ -14,7 +14,7 @@ from rmsrepro.norms import list_norms
 
 Run = Callable[..., "object"]
 VERBS = ["train", "eval", "translate", "sample", "sweep", "status", "bench", "reproduce", "report", "norms"]
-VERBS += ["check-norm"]
+VERBS += ["check-norm", "inspect"]
 
 
 def test_the_verbs_of_the_contract_are_there() -> None:

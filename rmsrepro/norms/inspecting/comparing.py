@@ -1,0 +1,179 @@
+"""A model's layers against a norm of the package, and against each other."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rmsrepro.norms.factory import NormSpec
+from rmsrepro.norms.inspecting.report import Call, Inspection, Layer
+from rmsrepro.norms.inspecting.wording import (
+    Remark,
+    bias_phrase,
+    call_mean,
+    call_phrase,
+    divisor_phrase,
+    eps_phrase,
+    gain_phrase,
+    gather,
+    join,
+    mean_phrase,
+    plural,
+)
+from rmsrepro.norms.probing import EpsPosition, Finding, Kind, NotANorm, probe
+
+EPS_TOLERANCE = 0.01
+"""Two eps are the same within one per cent."""
+
+SOME_WIDTH = 64
+"""At which a norm is probed for a comparison with a function, whose width does not matter."""
+
+
+# ------------------------------------------------------------------------- against a norm of the package
+
+
+def compare(inspection: Inspection, spec: NormSpec) -> list[Remark]:
+    """Return where the model differs from having `spec` as its norm; empty where it does not.
+
+    Each layer is compared with what the same probe says of the norm that `spec` builds at its width.
+    """
+    if not inspection.layers and not inspection.calls:
+        return (
+            [] if _leaves_activations(spec) else [Remark((), f"nothing is normalised; {spec.name} is a norm")]
+        )
+    expected: dict[int, Finding | NotANorm] = {}
+
+    def at(width: int) -> Finding | NotANorm:
+        if width not in expected:
+            expected[width] = probe(spec.build(width), width)
+        return expected[width]
+
+    found: list[tuple[Layer | Call, str]] = []
+    if _leaves_activations(spec):
+        why = "normalises the weights of linear maps" if spec.scope == "weight" else "does not"
+        found += [(layer, f"normalises; {spec.name} {why}") for layer in inspection.layers]
+        found += [(call, f"{call_phrase(call)}; {spec.name} {why}") for call in inspection.calls]
+        return gather(found)
+    for layer in inspection.layers:
+        found += [(layer, text) for text in differences(layer.finding, at(layer.finding.width), spec.name)]
+    for call in inspection.calls:
+        found += [(call, text) for text in _call_differences(call, at(SOME_WIDTH), spec.name)]
+    return gather(found)
+
+
+def _leaves_activations(spec: NormSpec) -> bool:
+    return spec.is_none or spec.scope == "weight"
+
+
+def differences(found: Finding, expected: Finding | NotANorm, name: str) -> list[str]:
+    """Return how a layer differs from the norm `name`, one phrase for each way."""
+    if isinstance(expected, NotANorm):
+        return [f"normalises; {name} does not ({expected.reason})"]
+    if found.kind is not expected.kind:
+        return [f"{_KINDS[found.kind]}; {name} {_KINDS[expected.kind]}"]
+    mean_differs = found.subtracts_mean != expected.subtracts_mean
+    texts = []
+    if mean_differs or not _same_share(found, expected):
+        texts.append(_against(mean_phrase(found), mean_phrase(expected), name))
+    if found.has_bias != expected.has_bias:
+        texts.append(_against(bias_phrase(found), bias_phrase(expected), name))
+    if (found.gain, found.gain_offset) != (expected.gain, expected.gain_offset):
+        texts.append(f"{gain_phrase(found)}; {name} {gain_phrase(expected)}")
+    if divisor_kind(found) != divisor_kind(expected) or found.entries != expected.entries:
+        texts.append(f"{divisor_phrase(found)}; {name} {divisor_phrase(expected)}")
+    if not same_eps(found, expected):
+        texts.append(f"{eps_phrase(found)}; {name} {eps_phrase(expected)}")
+    return texts
+
+
+_KINDS = {Kind.norm: "is scale-invariant", Kind.bounded: "is bounded, not scale-invariant"}
+
+
+def _against(found: str, expected: str, name: str) -> str:
+    """Set two phrases against each other, the second shortened where it only denies the first."""
+    denials = {
+        "keeps the mean": "does not",
+        "carries no bias": "has none",
+    }
+    return f"{found}; {name} {denials.get(expected, expected)}"
+
+
+def _same_share(one: Finding, other: Finding) -> bool:
+    if one.mean_share is None or other.mean_share is None:
+        return one.mean_share is other.mean_share
+    return abs(one.mean_share - other.mean_share) < 0.01
+
+
+def divisor_kind(one: Finding) -> str:
+    """What a row is divided by, the std of a row counting as the rms of a row whose mean was subtracted."""
+    return one.divisor.replace("std", "rms").split(" of first")[0]
+
+
+def same_eps(one: Finding, other: Finding) -> bool:
+    """Whether two findings have eps at the same place and of the same size."""
+    return one.eps.position is other.eps.position and _close(one.eps.value, other.eps.value)
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=EPS_TOLERANCE)
+
+
+def _call_differences(call: Call, expected: Finding | NotANorm, name: str) -> list[str]:
+    what = call_phrase(call, eps=False)
+    if isinstance(expected, NotANorm) or expected.kind is Kind.bounded:
+        return [f"{what}; {name} does not"]
+    pairs = []
+    if call.subtracts_mean != expected.subtracts_mean:
+        pairs.append((call_mean(call), mean_phrase(expected)))
+    if call.has_bias and not expected.has_bias:
+        pairs.append(("adding a bias", bias_phrase(expected)))
+    divisor = None if call.divided_by is None else call.divided_by.replace("std", "rms")
+    if divisor is not None and divisor != divisor_kind(expected).partition(" of ")[0]:
+        pairs.append((f"dividing by {call.divided_by}", divisor_phrase(expected)))
+    if call.eps is not None and call.eps_position is not None:
+        position = EpsPosition(call.eps_position)
+        if position is not expected.eps.position or not _close(call.eps, expected.eps.value):
+            pairs.append((f"with eps {call.eps:.3g} {position.value}", eps_phrase(expected)))
+    if not pairs:
+        return []
+    ours, theirs = zip(*pairs, strict=True)
+    return [f"{what}, {', '.join(ours)}; {name} {join(theirs)}"]
+
+
+# ---------------------------------------------------------------------------------- among themselves
+
+
+def mixtures(inspection: Inspection) -> list[Remark]:
+    """Return where layers of one model differ: the few against the many."""
+    layers = inspection.layers
+    norms = [layer for layer in layers if layer.finding.kind is Kind.norm]
+    found = [
+        *_mixed(layers, lambda one: one.kind, lambda one: _KINDS[one.kind]),
+        *_mixed(norms, mean_phrase, mean_phrase),
+        *_mixed(layers, lambda one: one.has_bias, bias_phrase),
+        *_mixed(layers, gain_phrase, gain_phrase),
+        *_mixed(norms, divisor_kind, divisor_phrase),
+        *_mixed(norms, eps_phrase, eps_phrase),
+    ]
+    means = {layer.finding.subtracts_mean for layer in norms}
+    for call in inspection.calls:
+        if means and call.subtracts_mean not in means:
+            layers_do = "keeps it" if call.subtracts_mean else "subtracts it"
+            text = f"{call_phrase(call)}, {call_mean(call)}; every layer {layers_do}"
+            found.append(Remark((call.path,), text))
+    return found
+
+
+def _mixed(
+    layers: Sequence[Layer], key: Callable[[Finding], object], phrase: Callable[[Finding], str]
+) -> list[Remark]:
+    counts = Counter(key(layer.finding) for layer in layers)
+    if len(counts) < 2:
+        return []
+    usual, number = counts.most_common(1)[0]
+    text = phrase(next(layer.finding for layer in layers if key(layer.finding) == usual))
+    others = f"{number} other layers {plural(text)}" if number > 1 else f"another layer {text}"
+    return gather(
+        (layer, f"{phrase(layer.finding)}; {others}") for layer in layers if key(layer.finding) != usual
+    )

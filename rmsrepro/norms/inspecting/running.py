@@ -1,0 +1,163 @@
+"""Run a copy of a model on inputs and watch: which submodules are called, and what else normalises."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from rmsrepro.norms.inspecting.report import EVALUATION, TRAINING, Call
+from rmsrepro.norms.inspecting.tracing import FunctionWatch, OperationWatch, Seen
+from rmsrepro.norms.probing.subject import undisturbed
+
+
+@dataclass
+class Run:
+    """What was seen."""
+
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Shapes of the first argument, by the submodule's path."""
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """Calls by path, for training and evaluation."""
+    calls: list[Call] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Watch:
+    """The submodules that are running, innermost last, and those that ran."""
+
+    paths: Mapping[int, str]
+    stack: list[nn.Module] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    shapes: dict[str, dict[tuple[int, ...], None]] = field(default_factory=dict)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Path and class name of the innermost submodule."""
+        if not self.stack:
+            return "", ""
+        return self.paths[id(self.stack[-1])], type(self.stack[-1]).__name__
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        # Hooks of all modules and not of each: torch's encoder layers take another path when they have some.
+        handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        path = self.paths.get(id(module))
+        if path is None:
+            return
+        self.stack.append(module)
+        self.counts[path] += 1
+        if args and isinstance(args[0], Tensor):
+            self.shapes.setdefault(path, {})[tuple(args[0].shape)] = None
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.stack and self.stack[-1] is module:
+            self.stack.pop()
+
+
+def run_model(model: nn.Module, inputs: object) -> Run:
+    """Run a copy of `model` in evaluation and in training.
+
+    Raises:
+        ValueError: it does not run in evaluation.
+    """
+    run = Run()
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:  # whatever a user's module raises
+        run.notes.append(f"the model cannot be copied, so it was not run ({type(error).__name__}: {error})")
+        return run
+    paths = {id(module): path for path, module in copied.named_modules()}
+    seen: dict[str, list[Seen]] = {}
+    with undisturbed():
+        for mode in (EVALUATION, TRAINING):
+            try:
+                run.counts[mode], seen[mode] = _watch(run, copied, inputs, paths, mode)
+            except Exception as error:
+                if mode == EVALUATION:
+                    raise ValueError(
+                        f"the module does not run on its inputs: {type(error).__name__}: {error}"
+                    ) from error
+                run.notes.append(f"it does not run in training mode ({type(error).__name__}: {error})")
+    run.calls = _merge(seen)
+    return run
+
+
+def _watch(
+    run: Run, model: nn.Module, inputs: object, paths: Mapping[int, str], mode: str
+) -> tuple[Counter[str], list[Seen]]:
+    """Run twice, with torch's functions watched and without; return the calls and what was normalised."""
+    model.train(mode == TRAINING)
+    watch = _Watch(paths)
+    functions = FunctionWatch(lambda: watch.place)
+    operations = OperationWatch(lambda: watch.place, functions)
+    with watch.watching(), operations, functions, _gradients(mode):
+        _call(model, inputs)
+    # What overrides functions keeps torch's fused encoder layers from being used: they run in this pass only.
+    plain = _Watch(paths)
+    fused = OperationWatch(lambda: plain.place)
+    with plain.watching(), fused, _gradients(mode):
+        _call(model, inputs)
+    for path, shapes in (*watch.shapes.items(), *plain.shapes.items()):
+        run.shapes[path] = tuple(dict.fromkeys([*run.shapes.get(path, ()), *shapes]))
+    layers = [one for one in fused.seen if one.family == "encoder layer"]
+    seen = [
+        one
+        for one in (*functions.seen, *operations.seen)
+        if not any(one.path == layer.path or one.path.startswith(f"{layer.path}.") for layer in layers)
+    ]
+    return plain.counts, [*seen, *layers]
+
+
+def _gradients(mode: str) -> AbstractContextManager[Any]:
+    return nullcontext() if mode == TRAINING else torch.no_grad()
+
+
+def _call(model: nn.Module, inputs: object) -> None:
+    given = copy.deepcopy(inputs)
+    if isinstance(given, Mapping):
+        model(**given)
+    elif isinstance(given, tuple | list):
+        last = given[-1] if given else None
+        if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(last, Mapping):
+            model(*given[0], **last)
+        else:
+            model(*given)
+    else:
+        model(given)
+
+
+def _merge(seen: Mapping[str, list[Seen]]) -> list[Call]:
+    """Draw equal normalisations of one submodule together, over modes and calls."""
+    merged: dict[Seen, dict[str, int]] = {}
+    for mode, found in seen.items():
+        for one in found:
+            counts = merged.setdefault(one, {})
+            counts[mode] = counts.get(mode, 0) + 1
+    return [
+        Call(
+            **{key: value for key, value in dataclasses.asdict(one).items() if key != "family"},
+            modes=tuple(counts),
+            count=max(counts.values()),
+        )
+        for one, counts in merged.items()
+    ]
