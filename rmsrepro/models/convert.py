@@ -204,7 +204,7 @@ class _Rewriting:
 
     def _heads(self, attention: str, query: str, key: str) -> None:
         """Centre the units of each head of queries and keys, where a norm reads them; it keeps its gain."""
-        if not getattr(self.model, "qk_norm", False):
+        if not self.model.qk_norm:
             return
         dim, heads = self.model.d_model or 0, self.model.num_heads or 1
         # Queries stand before keys, and those before values.

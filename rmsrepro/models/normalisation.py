@@ -16,7 +16,7 @@ from torch import nn
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import override_text
-from rmsrepro.config.schema import GRUConfig, ModelConfig, Placement, Site, TransformerConfig
+from rmsrepro.config.schema import ModelConfig, Placement, Site, TransformerConfig
 from rmsrepro.norms import NormSpec, norm_info
 
 NOTE = "rmsrepro.norm"
@@ -31,29 +31,32 @@ class Normalisation:
     params: Mapping[str, Any]
     """All of them, defaults and presets filled in, as plain values."""
     placement: str | None
-    """Of a Transformer."""
+    """Of a Transformer whose norm is a module on activations."""
     sites: tuple[str, ...] | None
-    """Of a GRU."""
+    """Of a GRU with a norm."""
+    qk_norm: bool = False
+    """Whether a Transformer's queries and keys are normalised."""
 
     @classmethod
     def of(
         cls, model: ModelConfig, norm: NormSpec, placement: Placement, sites: Sequence[Site]
     ) -> Normalisation:
         """Return how a model of this configuration is normalised."""
-        none = norm.is_none or norm.scope == "weight"  # no norm stands in the data's way
+        transformer = isinstance(model, TransformerConfig)
+        modules = norm.scope == "activation" and not norm.is_none
         return cls(
             norm.name,
             _complete(norm.name, norm.params),
-            ("none" if none else placement.value) if isinstance(model, TransformerConfig) else None,
-            (() if none else tuple(sorted(site.value for site in sites)))
-            if isinstance(model, GRUConfig)
-            else None,
+            placement=placement.value if transformer and modules else None,
+            sites=None if transformer or norm.is_none else tuple(sorted(site.value for site in sites)),
+            qk_norm=isinstance(model, TransformerConfig) and model.qk_norm and modules,
         )
 
     def note(self) -> dict[str, Any]:
         """Return plain values, which any file may hold."""
         sites = None if self.sites is None else list(self.sites)
-        return {"name": self.name, "params": dict(self.params), "placement": self.placement, "sites": sites}
+        note = {"name": self.name, "params": dict(self.params), "placement": self.placement, "sites": sites}
+        return {**note, "qk_norm": self.qk_norm}
 
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> Normalisation:
@@ -64,25 +67,33 @@ class Normalisation:
             _complete(name, note["params"]),
             note.get("placement"),
             None if sites is None else tuple(sites),
+            bool(note.get("qk_norm", False)),
         )
 
-    def words(self, other: Normalisation) -> str:
-        """Return the overrides that tell this normalisation from `other`, the norm's name first."""
+    def differences(self, other: Normalisation) -> list[str]:
+        """Return the overrides that tell this normalisation from `other`; the norm's name is always told."""
         words = [f"norm={self.name}"]
         if self.name == other.name:
             keys = [*self.params, *(key for key in other.params if key not in self.params)]
             different = [key for key in keys if self.params.get(key) != other.params.get(key)]
             words += [f"norm.{key}={override_text(self.params.get(key))}" for key in different]
-        if "none" not in (self.name, other.name):
-            if self.placement != other.placement and None not in (self.placement, other.placement):
+        # Without a place on one side there is nothing to compare: another kind of model, or no norm.
+        if self.placement and other.placement:
+            if self.placement != other.placement:
                 words.append(f"placement={self.placement}")
-            if self.sites is not None and other.sites is not None and self.sites != other.sites:
-                words.append(f"sites={override_text(list(self.sites))}")
-        return " ".join(words)
+            if self.qk_norm != other.qk_norm:
+                words.append(f"model.qk_norm={override_text(self.qk_norm)}")
+        if self.sites is not None and other.sites is not None and self.sites != other.sites:
+            words.append(f"sites={override_text(list(self.sites))}")
+        return words
+
+    def words(self, other: Normalisation) -> str:
+        """Return `differences` as one text."""
+        return " ".join(self.differences(other))
 
     def same_as(self, other: Normalisation) -> bool:
-        """Whether they are one function; models of different kinds have no places to compare."""
-        return self.words(other) == other.words(self)
+        """Whether they are one function, as far as the models have the same places."""
+        return self.differences(other) == other.differences(self)
 
     @property
     def convertible(self) -> bool:

@@ -10,8 +10,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +22,15 @@ from rmsrepro.config.errors import UserError
 from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import Backend, TrainConfig
 from rmsrepro.models.convert import Conversion, check_convertible, convert_to_rmsnorm
-from rmsrepro.models.interface import LanguageModel, TranslationModel
 from rmsrepro.runs.callbacks import STATE_KEY
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint, restore
+from rmsrepro.runs.comparison import Comparison, compare
 from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.tasks import Task, build_optimizer, norm_spec
 
 CONVERSION_VERSION = 1
 """Raised whenever the same source becomes other weights."""
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""Largest difference of two logits that counts as rounding, relative to the largest logit or to 1."""
 _PREFIX = "model."
-
-
-class NotEqual(RuntimeError):
-    """The converted model's outputs are not those of the source."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far the logits of both models are apart on the same inputs."""
-
-    largest: float
-    """The largest absolute difference."""
-    logits: float
-    """The largest absolute logit of the source."""
-    limit: float
-    """What counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +39,7 @@ class Converted:
 
     folder: Path
     config: TrainConfig
-    differences: dict[str, Difference]
-    """By dtype: float64 (before the weights are rounded) and float32 (the file's weights)."""
-    rounding: float
-    """How far the source's own logits in float32 are from those in float64."""
+    comparison: Comparison
     existed: bool
     """The folder was there already, with the same content."""
 
@@ -108,8 +87,8 @@ def convert_checkpoint(source: Checkpoint, to: str, out_dir: Path) -> Converted:
     )
     folder = out_dir / "converted" / name
     made = Checkpoint(folder / "checkpoints" / "last.ckpt", _content(source, config, conversion, name))
-    differences, rounding = _compare(trained.module, restore(made).module, conversion, config)
-    result = Converted(folder, config, differences, rounding, existed=folder.exists())
+    comparison = compare(trained.module, restore(made).module, conversion.state, config)
+    result = Converted(folder, config, comparison, existed=folder.exists())
     if result.existed:
         _check_same(made, folder)
     else:
@@ -118,10 +97,9 @@ def convert_checkpoint(source: Checkpoint, to: str, out_dir: Path) -> Converted:
 
 
 def _digest(source: Checkpoint, weights: Mapping[str, Tensor]) -> str:
-    """Return a hash of what decides the result: the source's model and weights, and where its training is."""
-    config = source.config
-    described = [CONVERSION_VERSION, source.run_id, source.step, plain(config.model), plain(config.norm)]
-    digest = hashlib.sha256(to_json(described, indent=None).encode())
+    """Return a hash of what is converted: the run, how far it was, and the weights."""
+    described = to_json([CONVERSION_VERSION, source.run_id, source.step], indent=None)
+    digest = hashlib.sha256(described.encode())
     for name in sorted(weights):
         digest.update(name.encode())
         digest.update(weights[name].detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -164,85 +142,6 @@ def _fresh_optimizer(module: Task, config: TrainConfig, old: Mapping[str, Any]) 
     return {"state": {}, "param_groups": groups}
 
 
-# ------------------------------------------------------------------------------------- comparing
-
-
-def _compare(
-    source: Task, made: Task, conversion: Conversion, config: TrainConfig
-) -> tuple[dict[str, Difference], float]:
-    """Compare the logits of both models; raise NotEqual beyond the tolerance.
-
-    In float32 with the weights as they are written. In float64 with those before they were rounded, so that
-    a fault of the rewriting shows itself far above all rounding.
-    """
-    logits: dict[torch.dtype, list[Tensor]] = {}
-    differences: dict[str, Difference] = {}
-    for dtype in (torch.float32, torch.float64):
-        source.to(dtype)
-        made.to(dtype)
-        if dtype is torch.float64:
-            made.model.load_state_dict(conversion.state)
-        logits[dtype] = list(_logits(source.model, config))
-        pairs = list(zip(logits[dtype], _logits(made.model, config), strict=True))
-        scale = max(float(expected.abs().max()) for expected, _ in pairs)
-        largest = max(float((found - expected).abs().max()) for expected, found in pairs)
-        differences[str(dtype).removeprefix("torch.")] = Difference(
-            largest, scale, TOLERANCE[dtype] * max(1.0, scale)
-        )
-    rounding = max(
-        float((rough - exact).abs().max())
-        for rough, exact in zip(logits[torch.float32], logits[torch.float64], strict=True)
-    )
-    for name, found in differences.items():
-        # A model that rounding alone moves further than the tolerance cannot be equal to it more closely.
-        limit = max(found.limit, 4 * rounding) if name == "float32" else found.limit
-        if not found.largest <= limit:
-            raise NotEqual(
-                f"in {name} the logits (up to {found.logits:.3g}) differ by up to {found.largest:.3g}, more "
-                f"than rounding explains ({limit:.3g}); nothing was written"
-            )
-    return differences, rounding
-
-
-def _logits(model: Any, config: TrainConfig) -> Iterator[Tensor]:
-    """Yield the logits of whole sequences and of the first steps of decoding, for random tokens."""
-    draw = torch.Generator().manual_seed(0)
-    limit = model.position_limit or config.data.max_len
-    # As many positions as the model has, unless the logits would take more than some 100 MB.
-    written = _table(model, "embedding" if isinstance(model, LanguageModel) else "tgt_embedding")
-    length = max(2, min(limit, 256, 2**22 // written.num_embeddings))
-
-    def tokens(rows: int, size: int, table: torch.nn.Embedding) -> Tensor:
-        return torch.randint(0, table.num_embeddings, (rows, size), generator=draw)
-
-    with torch.no_grad():
-        if isinstance(model, LanguageModel):
-            text = tokens(3, length, written)
-            yield model(text)
-            state = None
-            for position in range(min(length, 8)):
-                logits, state = model.step(text[:, position], state)
-                yield logits
-            return
-        assert isinstance(model, TranslationModel)
-        # Lengths of all kinds; the last row is an empty sentence.
-        lengths = torch.tensor([length, (length + 1) // 2, 1, 0])
-        sources = tokens(4, length, _table(model, "src_embedding"))
-        mask = torch.arange(length) < lengths.unsqueeze(1)
-        target = tokens(4, length, written)
-        yield model(sources, mask, target)
-        state = model.start(sources, mask)
-        for position in range(min(length, 8)):
-            logits, state = model.step(target[:, position], state)
-            yield logits
-
-
-def _table(model: torch.nn.Module, embedding: str) -> torch.nn.Embedding:
-    table = model.get_submodule(f"{embedding}.token_embedding")
-    assert isinstance(table, torch.nn.Embedding)
-    return table
-
-
 # --------------------------------------------------------------------------------------- writing
 
 
@@ -275,11 +174,7 @@ def _record(made: Checkpoint, source: Checkpoint, result: Converted) -> dict[str
             "norm": plain(source.config.norm),
         },
         "norm": plain(result.config.norm),
-        "differences": {
-            name: {"largest": found.largest, "logits": found.logits, "limit": found.limit}
-            for name, found in result.differences.items()
-        },
-        "rounding_of_source": result.rounding,
+        "comparison": asdict(result.comparison),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

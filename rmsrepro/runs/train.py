@@ -66,8 +66,8 @@ def check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
     norms = normalisation(old), normalisation(config)
     advice = "to go on training it, leave the model, norm and task as they were"
     if not norms[0].same_as(norms[1]):
-        was.append(norms[0].words(norms[1]))
-        wanted.append(norms[1].words(norms[0]))
+        was += norms[0].differences(norms[1])
+        wanted += norms[1].differences(norms[0])
         advice = norms[0].advice(norms[1].name, path)
     for part in ("model", "task"):
         before, now = plain(getattr(old, part)), plain(getattr(config, part))
@@ -80,9 +80,9 @@ def check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
                 was.append(f"{part}.{key}={override_text(before[key])}")
                 wanted.append(f"{part}.{key}={override_text(now[key])}")
     if was:
-        raise OtherModel(
-            f"ckpt={path}: it was trained with {' '.join(was)}, not {' '.join(wanted)}; {advice}"
-        )
+        # Once each: that queries and keys are normalised is told by the norm and by the model.
+        said = [" ".join(dict.fromkeys(words)) for words in (was, wanted)]
+        raise OtherModel(f"ckpt={path}: it was trained with {said[0]}, not {said[1]}; {advice}")
 
 
 def train(config: TrainConfig, *, console: Console | None = None, report_errors: bool = False) -> RunResult:

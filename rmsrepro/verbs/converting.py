@@ -25,7 +25,8 @@ class ConvertVerb:
 def convert(overrides: list[Override]) -> int:
     """Write the checkpoint of an equal model with another norm."""
     from rmsrepro.runs.checkpoints import load_checkpoint
-    from rmsrepro.runs.conversion import NotEqual, convert_checkpoint
+    from rmsrepro.runs.comparison import NotEqual
+    from rmsrepro.runs.conversion import convert_checkpoint
 
     options = only_options(ConvertVerb, overrides, "convert")
     if options.ckpt is None:
@@ -36,11 +37,11 @@ def convert(overrides: list[Override]) -> int:
     except NotEqual as error:
         say(f"error: ckpt={options.ckpt}: {error}", stderr=True)
         return 1
-    exact, rounded = done.differences["float64"], done.differences["float32"]
+    found = done.comparison
+    say(f"{source.run_id} at step {source.step}: {source.config.norm['name']} to {options.to}")
     say(
-        f"{source.run_id} at step {source.step}: {source.config.norm['name']} to {options.to}\n"
-        f"largest difference of two logits (up to {exact.logits:.3g}): {exact.largest:.2g} in float64, "
-        f"{rounded.largest:.2g} in float32 (the original's own rounding in float32: {done.rounding:.2g})"
+        f"largest difference of logits (up to {found.logits:.3g}): {found.float64.largest:.2g} in float64, "
+        f"{found.float32.largest:.2g} in float32, where the original's own rounding is {found.rounding:.2g}"
     )
     if done.existed:
         say("it is there already, and the same: nothing was written")

@@ -7,11 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, check_single, unquote
+from rmsrepro.config.overrides import Override, check_single, override_text, unquote
 from rmsrepro.verbs.common import only_options, say, take_options
+
+Options = TypeVar("Options")
+NORMALISATION = ("norm", "placement", "sites")
+"""Keys, or groups of keys, that say how a model is normalised."""
 
 
 @dataclass
@@ -41,7 +45,7 @@ def evaluate(overrides: list[Override]) -> int:
             raise UserError(f"num_threads={options.num_threads}: expected a whole number above zero")
         torch.set_num_threads(options.num_threads)
     checkpoint = _checkpoint(options.ckpt, "eval")
-    config = changed(checkpoint.config, rest)
+    config = changed(checkpoint.config, rest, options.ckpt)
     checkpoint.state["config"] = plain(config)
     trained = restore(checkpoint)
     data = build_data(
@@ -75,7 +79,7 @@ def translate(overrides: list[Override]) -> int:
     from rmsrepro.runs.checkpoints import restore
     from rmsrepro.tasks import Translation, translate_texts
 
-    options = only_options(TranslateVerb, overrides, "translate")
+    options = _own_options(TranslateVerb, overrides, "translate")
     if options.length_penalty is not None and not math.isfinite(options.length_penalty):
         raise UserError(f"length_penalty={options.length_penalty}: expected a finite number")
     checkpoint = _checkpoint(options.ckpt, "translate")
@@ -123,7 +127,7 @@ def sample(overrides: list[Override]) -> int:
     from rmsrepro.runs.checkpoints import restore
     from rmsrepro.tasks import sample as draw
 
-    options = only_options(SampleVerb, overrides, "sample")
+    options = _own_options(SampleVerb, overrides, "sample")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"seed={options.seed}: expected a whole number from 0 to 2^63 - 1")
     checkpoint = _checkpoint(options.ckpt, "sample")
@@ -150,8 +154,13 @@ def sample(overrides: list[Override]) -> int:
     return 0
 
 
-def changed(config: Any, overrides: Sequence[Override]) -> Any:
+def changed(config: Any, overrides: Sequence[Override], path: str | None = None) -> Any:
     """Apply overrides of `data` and `task` to a trained config: what else it is, is trained into it.
+
+    Args:
+        config: of the checkpoint.
+        overrides: all but the verb's own options.
+        path: where the checkpoint lies, for messages.
 
     Raises:
         UserError: an override of anything else, or one that fits no field.
@@ -172,6 +181,7 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
             config = replace(config, out_dir=unquote(item.value))
             continue
         if node is None or not name or item.key in fixed:
+            refuse_other_norm(config, [item], "eval", path)
             raise UserError(
                 f"{item.text}: eval takes ckpt, split and keys of data and task that leave the model "
                 "as it is (data.path, data.batch_tokens, task.beam_size, ...)"
@@ -190,6 +200,40 @@ def changed(config: Any, overrides: Sequence[Override]) -> Any:
     if problems:
         raise UserError("\n".join(problems))
     return config
+
+
+def refuse_other_norm(config: Any, overrides: Sequence[Override], verb: str, path: str | None) -> None:
+    """Refuse an override that asks for another normalisation than the checkpoint's, naming both.
+
+    Raises:
+        UserError: `overrides` has one of the norm, its parameters or its places.
+    """
+    from rmsrepro.tasks import normalisation
+
+    trained = normalisation(config)
+    own = {f"norm.{key}": value for key, value in trained.params.items()}
+    own |= {"placement": trained.placement, "sites": None if trained.sites is None else list(trained.sites)}
+    for item in overrides:
+        if item.key.partition(".")[0] not in NORMALISATION:
+            continue
+        told = [f"norm={trained.name}"]
+        if own.get(item.key) is not None:
+            told.append(f"{item.key}={override_text(own[item.key])}")
+        asked = unquote(item.value) if item.key == "norm" else ""
+        advice = "leave it out" if item.text in told else trained.advice(asked, str(path))
+        raise UserError(
+            f"{item.text}: ckpt={path} was trained with {' '.join(told)}, and {verb} uses a model as it was "
+            f"trained; {advice}"
+        )
+
+
+def _own_options(kind: type[Options], overrides: Sequence[Override], verb: str) -> Options:
+    """As `only_options`, for a verb that uses a checkpoint: another norm is refused by the norm's name."""
+    options, rest = take_options(kind, overrides)
+    path = getattr(options, "ckpt", None)
+    if path is not None and any(item.key.partition(".")[0] in NORMALISATION for item in rest):
+        refuse_other_norm(_checkpoint(path, verb).config, rest, verb, path)
+    return only_options(kind, overrides, verb)
 
 
 def _checkpoint(path: str | None, verb: str) -> Any:

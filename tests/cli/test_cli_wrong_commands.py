@@ -194,7 +194,7 @@ def test_values_with_spaces_are_told_as_typed(cli: Run) -> None:
 def test_keys_of_eval(cli: Run, language_model: Trained) -> None:
     ckpt = f"ckpt={language_model.path}"
     for text, message in (
-        ("norm=layernorm", "norm=layernorm: eval takes ckpt, split and keys of data and task"),
+        ("norm=layernorm", "was trained with norm=rmsnorm, and eval uses a model as it was trained"),
         ("data.max_len=8", "data.max_len=8: eval takes ckpt, split and keys of data and task"),
         ("data=cldr", "data=cldr: eval takes ckpt"),
         ("data.nokey=3", "data.nokey=3: there is no key data.nokey"),
