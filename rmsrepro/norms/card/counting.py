@@ -123,6 +123,8 @@ def widths(subject: Subject) -> list[int]:
 
     Narrow norms are counted a little wider, where what is done once a row weighs less.
     """
+    if subject.of_weights:
+        return [64, 128, 256]  # of square matrices
     unit = subject.dim * math.ceil(32 / subject.dim)
     return [unit * one for one in ((4, 8, 16) if unit <= 256 else (1, 2, 4))]
 

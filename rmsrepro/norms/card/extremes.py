@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rmsrepro.norms.card.numerics import errors, gradients, largest, run, small_width
-from rmsrepro.norms.card.result import Check, Findings, first_line, judged
+from rmsrepro.norms.card.numerics import CONSTANT, errors, gradients, largest, run, small_width
+from rmsrepro.norms.card.result import Check, Findings, first_line, judged, not_applicable
 from rmsrepro.norms.card.subject import (
     EPS,
     NAMES,
@@ -137,10 +137,15 @@ def _with_zero_weights(subject: Subject, zeros: int) -> nn.Module:
 
 
 EXPONENTS = range(-18, 19, 3)
+"""Of ten: where results must be finite, and this package's own accurate."""
+OTHERS = (-12, 12)
+"""Where those of torch's functions and of users' norms must be accurate: some square what they divide by."""
 
 
 def value_range(subject: Subject) -> Check:
     """Where fp32 holds, for values from 1e-18 to 1e18."""
+    if subject.constant:
+        return not_applicable(CONSTANT)
     module = subject.lively()
     good: dict[str, list[int]] = {"output": [], "gradient": []}
     findings = Findings()
@@ -167,7 +172,7 @@ def value_range(subject: Subject) -> Check:
     measured = {part: _stretch(exponents) for part, exponents in good.items()}
     whole = {part: ends == [EXPONENTS[0], EXPONENTS[-1]] for part, ends in measured.items()}
     # Kernels that are not this package's have a range of their own, which the card tells.
-    needed = (EXPONENTS[0], EXPONENTS[-1]) if subject.built_in and subject.backend == "composite" else (-3, 3)
+    needed = (EXPONENTS[0], EXPONENTS[-1]) if subject.built_in and subject.backend == "composite" else OTHERS
     for part, ends in measured.items():
         if not ends or ends[0] > needed[0] or ends[1] < needed[1]:
             told = f"from 1e{ends[0]} to 1e{ends[1]} only" if ends else "nowhere"

@@ -1,4 +1,4 @@
-"""The norm's casts to fp32 undone, so that a copy in float64 computes in float64 throughout."""
+"""The norm's casts to lower precision undone, so that a copy in float64 computes in float64 throughout."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_LOWER = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class Lifted(TorchDispatchMode):
-    """While it is on, a float64 tensor that is asked to become fp32 stays float64.
+    """While it is on, a float64 tensor that is asked to become less precise stays float64.
 
     Many norms begin with `x.float()`, so that half precision is summed in fp32. The same line takes precision
-    away from a float64 input. What leaves this mode is what such a norm would compute without it.
+    away from a float64 input. What is computed under this mode is what such a norm would give without it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class Lifted(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") is torch.float32 and any(_is_wide(one) for one in args):
+        if kwargs.get("dtype") in _LOWER and any(_is_wide(one) for one in args):
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.gradcheck import GradcheckError
 
-from rmsrepro.norms.card.result import Check, judged, not_applicable
-from rmsrepro.norms.card.subject import EPS, Subject, enliven, normal
+from rmsrepro.norms.card.result import Check, first_line, judged, not_applicable
+from rmsrepro.norms.card.subject import EPS, Subject, enliven, normal, rows_of
 
 ALLOWED = {
     torch.float32: {"output": 32.0, "gradient": 64.0},
@@ -20,6 +21,8 @@ ALLOWED = {
     torch.float16: {"output": 4.0, "gradient": 8.0},
 }
 """Largest errors in units of the dtype's eps. Half precision is rounded a few times at the end, fp32 sums."""
+
+CONSTANT = "of a single entry it leaves nothing: its output is constant"
 
 SCALES = {
     torch.float32: (1e-3, 1.0, 1e3),
@@ -47,23 +50,32 @@ def gradients(y: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]
 
 
 def errors(subject: Subject, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, float]:
-    """Return the largest errors of output and gradients, relative to the largest entry of each.
-
-    A gradient may be a difference of large terms: upstream / denominator less its part along the input. It is
-    held against those terms where they are larger than what is left of them.
-    """
+    """Return how far output and gradients of `module` are off its reference; see `distances`."""
     y, slopes = run(module, x, upstream)
     with subject.in_float64():
         wide = x.detach().double().requires_grad_()
         expected, leaves = subject.reference(module)(wide)
         exact = gradients(expected, [wide, *leaves], upstream.double())
-    size = largest(expected)
+    return distances((y, slopes), (expected, exact), x, upstream)
+
+
+Result = tuple[Tensor, list[Tensor]]
+"""y, and the gradients of x and the parameters."""
+
+
+def distances(got: Result, right: Result, x: Tensor, upstream: Tensor) -> dict[str, float]:
+    """Return how far `got` is off `right`, output and gradients, each relative to its largest entry.
+
+    A gradient may be a difference of large terms: upstream / denominator less its part along the input. It is
+    held against those terms where they are larger than what is left of them.
+    """
+    size = largest(right[0])
     terms = largest(upstream) * size
     worst = 0.0
-    for index, (got, right) in enumerate(zip(slopes, exact, strict=True)):
-        scale = max(largest(right), terms / max(largest(x), 1e-300) if index == 0 else terms)
-        worst = max(worst, _distance(got, right, scale))
-    return {"output": _distance(y, expected, size), "gradient": worst}
+    for index, (one, exact) in enumerate(zip(got[1], right[1], strict=True)):
+        scale = max(largest(exact), terms / max(largest(x), 1e-300) if index == 0 else terms)
+        worst = max(worst, _distance(one, exact, scale))
+    return {"output": _distance(got[0], right[0], size), "gradient": worst}
 
 
 def largest(value: Tensor) -> float:
@@ -86,12 +98,14 @@ def _distance(got: Tensor, right: Tensor, scale: float) -> float:
 
 def agreement(subject: Subject, dtype: torch.dtype) -> Check:
     """Output and gradients in `dtype` against float64, at several scales and off centre."""
+    if subject.constant:
+        return not_applicable(CONSTANT)
     module = enliven(subject.direct())
     measured = {"output": 0.0, "gradient": 0.0}
     shape = subject.sheet(16)
     upstream = normal(*shape, number=5).to(dtype)
     for scale, shift in (*((scale, 0.0) for scale in SCALES[dtype]), (1.0, 3.0)):
-        x = ((normal(*shape) + shift) * scale).to(dtype)
+        x = ((rows_of(*shape) + shift) * scale).to(dtype)
         found = errors(subject, copy.deepcopy(module), x, upstream)
         measured = {part: max(value, found[part] / EPS[dtype]) for part, value in measured.items()}
     bound = ALLOWED[dtype]
@@ -136,20 +150,26 @@ def _derivatives(subject: Subject, check: Callable[..., bool], what: str) -> Che
         settings = {"eps": 1e-6, "atol": 1e-5, "rtol": 1e-3}
     else:
         settings = {"eps": 3e-3, "atol": 1e-2, "rtol": 1e-2}
+    if subject.constant:
+        return not_applicable(CONSTANT)
     small = small_width(subject)
     # Every entry at a small width, and along a random direction at the width asked for.
     for dim, fast in ((small, False), (subject.dim, True)):
-        module = subject.lively(dim).double()
+        module = enliven(subject.direct(dim)).double()
         names = [name for name, _ in module.named_parameters()]
 
         def call(x: Tensor, *values: Tensor, module: nn.Module = module, names: list[str] = names) -> Tensor:
             return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
 
-        inputs = [normal(3, dim, number=6), *module.parameters()]
+        inputs = [rows_of(*subject.sheet(3, dim), number=6), *module.parameters()]
         leaves = [one.detach().clone().requires_grad_() for one in inputs]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check(call, leaves, fast_mode=fast, **settings)
+            try:
+                check(call, leaves, fast_mode=fast, **settings)
+            except GradcheckError as error:
+                text = f"{what} are not those of finite differences ({first_line(error)})"
+                return judged(False, text, {"width": dim}, settings)
     kind = "" if subject.keeps_float64 else " (fp32)"
     return judged(True, f"{what} equal finite differences{kind}", {"widths": [small, subject.dim]}, settings)
 

@@ -6,7 +6,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
+
+import torch
 
 
 class Status(Enum):
@@ -60,13 +63,18 @@ def guarded(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (Exception, SystemExit) as error:
-        # A dozen frames of torch say less than the line of the norm that they come from.
-        frames = traceback.extract_tb(error.__traceback__)
-        inside = [
-            frame for frame in frames if "rmsrepro" not in frame.filename and "torch" not in frame.filename
-        ]
-        where = f" ({inside[-1].filename.rpartition('/')[2]}:{inside[-1].lineno})" if inside else ""
-        return Check(Status.failed, f"it raised {first_line(error)}{where}")
+        return Check(Status.failed, f"it raised {first_line(error)}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of the norm that an error comes from, which says more than a dozen frames of torch."""
+    import rmsrepro
+
+    ours = tuple(str(Path(one.__path__[0])) for one in (rmsrepro, torch))
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
+    ]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 @dataclass
