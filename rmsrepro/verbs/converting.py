@@ -31,12 +31,16 @@ def convert(overrides: list[Override]) -> int:
     options = only_options(ConvertVerb, overrides, "convert")
     if options.ckpt is None:
         raise UserError("convert needs ckpt=RUN, a run's folder or a .ckpt file of a LayerNorm Transformer")
+    if not options.out_dir.strip():
+        raise UserError("out_dir='': expected a folder")
     source = load_checkpoint(options.ckpt)
     try:
         done = convert_checkpoint(source, options.to, Path(options.out_dir).expanduser())
     except NotEqual as error:
         say(f"error: ckpt={options.ckpt}: {error}", stderr=True)
         return 1
+    except OSError as error:
+        raise UserError(f"out_dir={options.out_dir}: cannot be written ({error})") from error
     found = done.comparison
     say(f"{source.run_id} at step {source.step}: {source.config.norm['name']} to {options.to}")
     say(

@@ -233,6 +233,7 @@ def test_a_converted_model_is_not_converted_again(cli: Run, layernorm: Trained) 
 def test_what_cannot_be_converted(
     cli: Run, layernorm: Trained, translator: Trained, language_model: Trained
 ) -> None:
+    Path("file").touch()
     for arguments, message in (
         ([], "convert needs ckpt=RUN"),
         (["ckpt=nowhere"], "ckpt=nowhere: there is no such file"),
@@ -241,6 +242,8 @@ def test_what_cannot_be_converted(
             "to=rmsnrom: there is no conversion to it; did you mean rmsnorm?",
         ),
         ([f"ckpt={layernorm.path}", "norm=rmsnorm"], "convert has no option norm"),
+        ([f"ckpt={layernorm.path}", "out_dir="], "out_dir='': expected a folder"),
+        ([f"ckpt={layernorm.path}", "out_dir=file"], "out_dir=file: cannot be written"),
         ([f"ckpt={translator.path}"], "model=gru: its norms stand inside the recurrence"),
         ([f"ckpt={language_model.path}"], "norm=rmsnorm already: there is nothing to convert"),
     ):
