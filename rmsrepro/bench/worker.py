@@ -6,7 +6,6 @@ with `EVENT_MARK` tell the parent how far it is.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -26,6 +25,7 @@ from rmsrepro.bench.protocol import Clock, no_synchronize
 from rmsrepro.bench.session import Contestant, run_session
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.plain import from_plain
+from rmsrepro.config.plugins import load_plugins
 from rmsrepro.runs.files import to_json, write_atomic
 
 EVENT_EVERY_S = 0.5
@@ -83,8 +83,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     if spec["threads"] is not None:
         torch.set_num_threads(spec["threads"])
     base = from_plain(spec["base"])
-    for module in base.plugins:
-        importlib.import_module(module)
+    load_plugins(base.plugins)
     config = BenchConfig(**spec["bench"])
     arms = [Arm(**arm) for arm in spec["arms"]]
     device = choose_device(base.trainer.accelerator)

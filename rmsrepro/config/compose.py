@@ -20,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rmsrepro.config import schema
@@ -49,7 +49,7 @@ def register_schemas(norms: Mapping[str, type]) -> None:
 
     Args:
         norms: the parameter dataclass of each norm that may be named, plug-ins included. Together
-            their fields make the `norm` node: each optional, None meaning "the norm's own default".
+            their fields make the `norm` node. One that is not given stays missing: the norm's own default.
     """
     store = ConfigStore.instance()
     store.store(group="schema", name="train", node=schema.TrainConfig)
@@ -61,10 +61,11 @@ def register_schemas(norms: Mapping[str, type]) -> None:
     for params in norms.values():
         resolved = get_type_hints(params)
         for item in fields(params):
-            hint = _optional(resolved[item.name])
-            hints[item.name] = hint if hints.get(item.name, hint) == hint else Any
-    members: list[tuple[str, Any, Any]] = [("name", str, field(default="???"))]
-    members += [(name, hint, field(default=None)) for name, hint in sorted(hints.items())]
+            hint = _checkable(resolved[item.name])
+            hints[item.name] = _common(hints.get(item.name, hint), hint)
+    members: list[tuple[str, Any, Any]] = [("name", str, field(default=MISSING))]
+    # OmegaConf makes an object with missing values only where its class does not take them.
+    members += [(name, hint, field(default=MISSING, init=False)) for name, hint in sorted(hints.items())]
     store.store(group="schema", name="norm", node=make_dataclass("NormConfig", members))
     files = set(group_choices("norm"))
     for name in norms:
@@ -72,13 +73,25 @@ def register_schemas(norms: Mapping[str, type]) -> None:
             store.store(group="norm", name=name, node={"name": name})
 
 
-def _optional(hint: Any) -> Any:
-    """Return `hint | None` where OmegaConf can check it, else Any: the norm itself checks its parameters."""
+def _checkable(hint: Any) -> Any:
+    """Return `hint` where OmegaConf can check it, else Any: the norm itself checks its parameters."""
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    simple = len(kinds) == 1 and isinstance(kinds[0], type)
-    if simple and (kinds[0] in (bool, int, float, str) or issubclass(kinds[0], Enum)):
-        return kinds[0] | None
-    return Any
+    if len(kinds) != 1 or not isinstance(kinds[0], type):
+        return Any
+    if issubclass(kinds[0], Enum):
+        # OmegaConf goes by the members' names, the norms by their values.
+        return hint if all(member.name == member.value for member in kinds[0]) else Any
+    return hint if kinds[0] in (bool, int, float, str) else Any
+
+
+def _common(one: Any, other: Any) -> Any:
+    """Return a hint that covers both."""
+    if one == other:
+        return one
+    if Any in (one, other):
+        return Any
+    wider, both = one | None, other | None
+    return wider if wider == both else Any
 
 
 class Composer(AbstractContextManager["Composer"]):
@@ -233,7 +246,9 @@ def to_train_config(config: DictConfig, experiment: str | None = None) -> schema
         UserError: a required value is missing.
     """
     try:
-        missing = sorted(OmegaConf.missing_keys(config))
+        missing = sorted(
+            key for key in OmegaConf.missing_keys(config) if not key.startswith("norm.") or key == "norm.name"
+        )
         if missing:
             raise UserError(f"a value is missing: {', '.join(missing)}; give it as {missing[0]}=VALUE")
         result = OmegaConf.to_object(config)
@@ -252,7 +267,7 @@ def to_train_config(config: DictConfig, experiment: str | None = None) -> schema
     result.norm = {
         item.name: value.value if isinstance(value, Enum) else value
         for item in fields(norm)
-        if (value := getattr(norm, item.name)) is not None
+        if (value := getattr(norm, item.name)) != MISSING
     }
     if experiment is not None:
         result.experiment = experiment

@@ -109,11 +109,12 @@ def _coerce_enum(name: str, value: Any, kind: type[Enum]) -> Enum:
         return value
     if isinstance(value, Enum):
         value = value.value
+    for member in kind:
+        same = type(value) is type(member.value) and value == member.value
+        if same or (isinstance(value, str) and value in (str(member.value), member.name)):
+            return member
     if not isinstance(value, str):
         raise TypeError(f"{name} must be one of {_members(kind)}, got {value!r}")
-    for member in kind:
-        if value in (member.value, member.name):
-            return member
     choices = [str(member.value) for member in kind]
     raise ValueError(f"{name} must be one of {_members(kind)}, got {value!r}{nearest(value, choices)}")
 

@@ -80,7 +80,11 @@ def _build_users(info: NormInfo, params: Any, dim: int) -> nn.Module:
 
     assert info.factory is not None
     values = {one.name: getattr(params, one.name) for one in fields(params)}
-    module: nn.Module = info.factory(check_dim(dim), **values)
+    size = check_dim(dim)
+    keyword = info.size_keyword
+    module: nn.Module = (
+        info.factory(size, **values) if keyword is None else info.factory(**{keyword: size}, **values)
+    )
     mark_norm(module, info.name, takes_mask=info.takes_mask)
     if not isinstance(module, NormModule):
         keep_apart(module, info.name)

@@ -20,7 +20,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -57,6 +57,8 @@ class NormInfo:
     """Whether its statistics are over positions: its forward is (x, mask), and language models refuse it."""
     factory: type[Any] | None = field(default=None, compare=False)
     """The user's class; None for a built-in norm."""
+    size_keyword: str | None = field(default=None, compare=False)
+    """The keyword under which the class takes the size of the last dimension; None: it comes first."""
 
 
 _SUMMARIES = {
@@ -172,6 +174,11 @@ def _user_norm(
         params = params_from_signature(name, cls)
     elif not is_dataclass(params):
         raise TypeError(f"params of the norm {name!r} must be a dataclass, got {params!r}")
+    else:
+        hints = typing.get_type_hints(params)
+        for one in fields(params):
+            if one.default is not MISSING:
+                coerce(f"{name}.{one.name}", one.default, hints[one.name])
     doc = (cls.__doc__ or "").strip().partition("\n")[0]
     return NormInfo(
         name=name,
@@ -182,7 +189,14 @@ def _user_norm(
         source=_path(cls) if source is None else source,
         takes_mask=scope == "activation" and norm_takes_mask(cls),
         factory=cls,
+        size_keyword=size_keyword(cls),
     )
+
+
+_FACTORY_ARGUMENTS = ("device", "dtype")
+"""What torch's own layers take beside their parameters; the model decides about it, not its norm."""
+_RESERVED = ("name", "dim", "backend", "norm", "flags")
+"""Names that mean something else in `build_norm`, `norm.name` or `NormParams`."""
 
 
 def params_from_signature(name: str, cls: type[Any]) -> type[NormParams]:
@@ -199,34 +213,55 @@ def params_from_signature(name: str, cls: type[Any]) -> type[NormParams]:
     init: Callable[..., None] = cls.__init__
     _, *parameters = inspect.signature(init).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in positional:
+    if not parameters or not (parameters[0].kind in positional or size_keyword(cls)):
         raise TypeError(f"{where} must take the size of the last dimension as its first parameter")
     try:
         hints = typing.get_type_hints(init)
     except (NameError, TypeError) as error:
         raise TypeError(f"{where}: an annotation of __init__ cannot be read: {error}") from error
-    fields: list[tuple[str, Any, Any]] = []
+    members: list[tuple[str, Any, Any]] = []
     for parameter in parameters[1:]:
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
+        if parameter.name in _FACTORY_ARGUMENTS and parameter.default is None:
+            continue
+        if parameter.name in _RESERVED:
+            raise TypeError(f"{where}: a parameter cannot be called {parameter.name!r} here; rename it")
         has_default = parameter.default is not inspect.Parameter.empty
-        kind = hints.get(parameter.name, type(parameter.default) if has_default else None)
+        told_by_default = has_default and parameter.default is not None
+        kind = hints.get(parameter.name, type(parameter.default) if told_by_default else None)
         if kind is None:
-            raise TypeError(f"{where}: the parameter {parameter.name!r} needs an annotation or a default")
+            raise TypeError(
+                f"{where}: the parameter {parameter.name!r} needs an annotation or a default"
+                + (" other than None" if has_default else "")
+            )
         metadata = {"check": check_eps} if parameter.name == "eps" and kind is float else {}
         if has_default:
             # A default of a wrong type is the author's mistake: it shows here and not in the user's run.
             coerce(f"{name}.{parameter.name}", parameter.default, kind)
         default = parameter.default if has_default else MISSING
-        fields.append((parameter.name, kind, field(default=default, metadata=metadata)))
+        members.append((parameter.name, kind, field(default=default, metadata=metadata)))
     return make_dataclass(
         f"{cls.__name__}Params",
-        fields,
+        members,
         bases=(NormParams,),
         frozen=True,
         kw_only=True,
         namespace={"norm": name, "__module__": cls.__module__},
     )
+
+
+def size_keyword(cls: type[Any]) -> str | None:
+    """Return the keyword of a class that takes the size of the last dimension by keyword only; else None.
+
+    That is its first parameter, one without a default: `def __init__(self, *, normalized_shape, eps=1e-5)`.
+    """
+    init: Callable[..., None] = cls.__init__
+    _, *parameters = inspect.signature(init).parameters.values()
+    first = parameters[0] if parameters else None
+    if first is None or first.kind is not inspect.Parameter.KEYWORD_ONLY:
+        return None
+    return first.name if first.default is inspect.Parameter.empty else None
 
 
 # -------------------------------------------------------------------------------------- looking up

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from rmsrepro.config.schema import LMConfig, TrainConfig, TranslationConfig
@@ -74,12 +72,6 @@ def normalisation(config: TrainConfig) -> Normalisation:
 
 
 def norm_spec(config: TrainConfig) -> NormSpec:
-    """The run's norm as the models take it; parameters that are None were not set."""
-    norm = config.norm
-    given = dict(norm) if isinstance(norm, Mapping) else dataclasses.asdict(norm)
-    name = given.pop("name")
-    return NormSpec(
-        name=name,
-        params={key: value for key, value in given.items() if value is not None},
-        backend=config.backend.value,
-    )
+    """The run's norm as the models take it."""
+    given = dict(config.norm)
+    return NormSpec(name=given.pop("name"), params=given, backend=config.backend.value)

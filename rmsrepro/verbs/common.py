@@ -7,17 +7,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from rmsrepro.config.compose import Composer
-from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.errors import UserError, first_line, nearest
 from rmsrepro.config.overrides import RAW_KEYS, Override, as_typed, expand, unquote
 from rmsrepro.config.paths import own_files, packaged_conf_dir, shadowed_files, user_conf_dir
 from rmsrepro.config.plugins import import_from_here, load_plugins
+
+if TYPE_CHECKING:
+    from rmsrepro.norms import NormInfo
 
 T = TypeVar("T")
 
@@ -143,30 +146,52 @@ def _module_names(value: str) -> list[str]:
 def known_norms(overrides: Sequence[Override]) -> Mapping[str, type]:
     """Return the parameter classes of all norms, those that `norm=pkg.module:Class` names included.
 
-    Raises:
-        UserError: an import string that leads to no norm.
-    """
-    from rmsrepro.norms import list_norms, norm_info
+    An installed plug-in that cannot be used is left out with a note, unless its norm is chosen.
 
-    found = {name: norm_info(name).params_class for name in list_norms()}
+    Raises:
+        UserError: a chosen norm that cannot be had.
+    """
+    from rmsrepro.norms import list_norms
+
     chosen = {unquote(value) for value in _choices("norm", overrides)}
+    try:
+        listed = list_norms()
+    except ValueError as error:  # two plug-ins with one name
+        raise UserError(str(error)) from error
+    found = {}
+    for name in listed:
+        try:
+            found[name] = find_norm(name, f"norm={name}").params_class
+        except UserError as error:
+            if name in chosen:
+                raise
+            say(f"note: a plug-in cannot be used: {error}", stderr=True)
     for name in (name for name in chosen if ":" in name):
-        found[name] = _imported(name, f"norm={name}")
+        found[name] = find_norm(name, f"norm={name}").params_class
     for file in own_files("norm"):
         # A file of the user may name an import string; the parameters beside it must be known too.
         name = _norm_name(file)
         if ":" in name and (file.stem in chosen or "experiment" in {item.key for item in overrides}):
-            found[name] = _imported(name, f"{file.name}: name: {name}")
+            found[name] = find_norm(name, f"{file.name}: name: {name}").params_class
     return found
 
 
-def _imported(name: str, where: str) -> type:
+def find_norm(name: str, where: str) -> NormInfo:
+    """Return what is known of a norm; the message begins with `where` it is named.
+
+    Raises:
+        UserError: no such norm, or one whose module fails.
+    """
     from rmsrepro.norms import norm_info
 
     try:
-        return norm_info(name).params_class
-    except Exception as error:  # importing a user's module runs whatever stands in it
+        return norm_info(name)
+    except (ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
+    except (Exception, SystemExit) as error:  # importing a user's module runs whatever stands in it
+        raise UserError(
+            f"{where}: importing it failed: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _norm_name(file: Path) -> str:

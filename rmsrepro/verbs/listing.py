@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
-from rmsrepro.verbs.common import console, known_norms, open_plugins, say
+from rmsrepro.verbs.common import console, find_norm, known_norms, open_plugins, say
 
 if typing.TYPE_CHECKING:
     from rmsrepro.norms import NormInfo
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 
 def norms(overrides: list[Override]) -> int:
     """List the norms with their parameters, or with norm=NAME one of them with all there is to say."""
-    from rmsrepro.norms import list_norms, norm_info
+    from rmsrepro.norms import norm_info
 
     _, rest = take(overrides, "plugins")
     chosen, rest = take(rest, "norm")
@@ -29,17 +29,12 @@ def norms(overrides: list[Override]) -> int:
         raise UserError(f"{rest[0].text}: norms takes plugins=[module,...] and norm=NAME only")
     open_plugins(overrides)
     if chosen is not None:
-        try:
-            _tell(norm_info(unquote(chosen)))
-        except (ValueError, TypeError, ImportError) as error:
-            raise UserError(str(error)) from error
+        _tell(find_norm(unquote(chosen), f"norm={unquote(chosen)}"))
         return 0
-    # As a sweep may need them: those of files in ./conf/norm too, after the others.
-    names = [*list_norms(), *(name for name in known_norms(overrides) if name not in list_norms())]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
-    for name in names:
+    for name in known_norms(overrides):
         info = norm_info(name)
         table.add_row(Text(name, style="bold"), Text(info.summary or info.source))
         given = "  ".join(f"{key}={value}" for key, value, *_ in _parameters(info.params_class))

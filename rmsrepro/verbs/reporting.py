@@ -88,7 +88,7 @@ def _timings(study: StudyConfig, extra: list[Override]) -> dict[str, PreparedBen
     shaping = [
         item
         for item in extra
-        if item.key.split(".")[0] in (*SHAPES_THE_STEP, "out_dir", "plugins", "bench") and item.key != "norm"
+        if item.key.split(".")[0] in (*SHAPES_THE_STEP, "out_dir", "bench") and item.key != "norm"
     ]
     prepared = {}
     for job in jobs:

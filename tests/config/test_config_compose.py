@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from rmsrepro.config import schema
-from rmsrepro.config.compose import Composer, from_plain, plain, to_train_config
+from rmsrepro.config.compose import Composer, to_train_config
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import split_override
+from rmsrepro.config.plain import from_plain, plain
 from rmsrepro.config.schema import Placement, Site, TrainConfig
+from rmsrepro.norms import list_norms
 
 Compose = Callable[..., TrainConfig]
 Refused = Callable[..., str]
@@ -40,7 +42,6 @@ def test_the_defaults(compose: Compose) -> None:
     ("text", "read", "expected"),
     [
         ("norm.eps=1e-6", lambda c: c.norm, {"name": "layernorm", "eps": 1e-6}),
-        ("norm.eps=null", lambda c: c.norm, {"name": "layernorm"}),
         ("norm.gain=false", lambda c: c.norm["gain"], False),
         ("norm.eps_position=outside", lambda c: c.norm["eps_position"], "outside"),
         ("placement=res_post", lambda c: c.placement, Placement.res_post),
@@ -93,8 +94,8 @@ def test_an_overlay_that_another_choice_does_not_fit(refused: Refused) -> None:
     [
         (
             "norm=rmsnrom",
-            "norm=rmsnrom: there is no such norm; did you mean rmsnorm, prmsnorm? (norm is one of: l2norm, "
-            "layernorm, layernorm_nobias, none, prmsnorm, rmsnorm)",
+            "norm=rmsnrom: there is no such norm; did you mean rmsnorm, prmsnorm, crmsnorm? (norm is one of: "
+            + ", ".join(sorted(list_norms())),
         ),
         (
             "model=gur",
@@ -103,6 +104,7 @@ def test_an_overlay_that_another_choice_does_not_fit(refused: Refused) -> None:
         ("task=translate", "did you mean translation? (task is one of: lm, translation)"),
         ("data=pydocs", "data=pydocs: there is no such data; did you mean pydoc? (data is one of: cldr, "),
         ("model=null", "model=null: there is no such model"),
+        ("norm=null", "norm=null: there is no such norm; did you mean none? (norm is one of: "),
         ("norm=", "norm=: there is no such norm"),
         ("norm=[rmsnorm]", "there is no such norm; did you mean rmsnorm"),
         (
@@ -170,6 +172,7 @@ def test_keys_follow_the_chosen_model(refused: Refused, compose: Compose) -> Non
         ("optim.lr=true", "optim.lr=True: expected a number"),
         ("optim.lr={a:1}", "optim.lr={'a': 1}: expected a number"),
         ("norm.eps=abc", "norm.eps=abc: expected a number"),
+        ("norm.eps=null", "norm.eps=null: it cannot be null"),
         ("norm.eps=[1]", "norm.eps=[1]: expected a number"),
         ("norm.gain=perhaps", "norm.gain=perhaps: expected true or false"),
         ("seed=abc", "seed=abc: expected a whole number"),
@@ -294,7 +297,7 @@ def test_the_users_files_join_the_built_in_ones(compose: Compose, refused: Refus
     assert compose("experiment=mine", "norm=layernorm", "optim.lr=1").norm == {"name": "layernorm"}
     assert compose("model=two_heads").model.num_heads == 2  # type: ignore[attr-defined]
     assert compose("optim=slow").optim.lr == 1e-5
-    assert refused("norm=sotf").endswith("none, prmsnorm, rmsnorm, soft)")
+    assert refused("norm=sotf").endswith(f": {', '.join(sorted([*list_norms(), 'soft']))})")
     assert "did you mean soft?" in refused("norm=sotf")
 
 

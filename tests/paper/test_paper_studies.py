@@ -73,6 +73,12 @@ def test_a_bench_shares_what_shapes_the_step() -> None:
     )
 
 
+def test_a_bench_imports_the_plugins_of_its_study() -> None:
+    (job,) = bench_jobs(replace(STUDY, overrides=[*STUDY.overrides, "plugins=[my_norms]", "tracker=none"]))
+    assert "plugins=[my_norms]" in job.overrides
+    assert "tracker=none" not in job.overrides
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

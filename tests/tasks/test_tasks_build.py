@@ -104,7 +104,7 @@ def _norms_for(task: str) -> list[str]:
 )
 @pytest.mark.parametrize("model", MODELS, ids=MODEL_NAMES)
 def test_mixed_precision_trains_and_validates(task: str, model: Any, norm: str, folder: Path) -> None:
-    config = _config(task, model, folder, norm={"name": norm, "eps": None}, precision="bf16-mixed")
+    config = _config(task, model, folder, norm={"name": norm}, precision="bf16-mixed")
     module, data = _build(config, folder)
     before = {name: value.clone() for name, value in module.model.state_dict().items()}
     trainer(max_steps=2, precision="bf16-mixed", limit_val_batches=2, val_check_interval=1).fit(module, data)
