@@ -151,14 +151,28 @@ def norm_rows() -> Iterator[str]:
             item = next(one for one in fields(kind) if one.name == name)
             by_default.setdefault(default_of(item), []).append(kind.norm)
         default = (
-            next(iter(by_default))
-            if len(by_default) == 1
-            else "<br>".join(f"{value}: {', '.join(norms)}" for value, norms in by_default.items())
+            next(iter(by_default)) if len(by_default) == 1 else "<br>".join(defaults_in_words(by_default))
         )
         hint = get_type_hints(kinds[0])[name]
         text = NORM_TEXTS.get(name) or (helps[-1] if helps else "")
-        names = ", ".join(kind.norm for kind in kinds)
-        yield f"| `norm.{name}` | {default} | {cell(text + choices(hint))} | {names} |"
+        yield f"| `norm.{name}` | {default} | {cell(text + choices(hint))} | {norms_in_words(kinds)} |"
+
+
+def norms_in_words(kinds: list[type[params.NormParams]]) -> str:
+    """Return the norms' names, or those of the others where these are fewer."""
+    others = [kind.norm for kind in params.BUILTIN_PARAMS.values() if kind not in kinds]
+    if len(others) < len(kinds):
+        return f"all but {', '.join(others)}"
+    return ", ".join(kind.norm for kind in kinds)
+
+
+def defaults_in_words(by_default: dict[str, list[str]]) -> Iterator[str]:
+    """Yield a line for each default; the one that most norms have comes last and names none of them."""
+    usual = max(by_default, key=lambda value: len(by_default[value]))
+    for value, norms in by_default.items():
+        if value != usual:
+            yield f"{value}: {', '.join(norms)}"
+    yield f"{usual}: the others"
 
 
 NORM_TEXTS = {
@@ -166,6 +180,9 @@ NORM_TEXTS = {
     "eps_position": "Where eps is added.",
     "gain": "Whether the output is multiplied by a learned gain (`weight`, ones at the start).",
     "bias": "Whether a learned bias is added (zeros at the start).",
+    "alpha": "The slope at the start; it is learned.",
+    "casting": "Where half-precision input is rounded.",
+    "momentum": "Weight of the newest batch in the running statistics, in (0, 1].",
     "p": "Fraction of the entries that the statistic reads, in (0, 1].",
     "k_rule": "How p * width becomes a whole number.",
     "variant": "Preset of eps, eps_position and, for prmsnorm, k_rule; values given explicitly win.",
