@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -397,3 +399,10 @@ def test_a_card_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_file_of_a_card(tmp_path: Any) -> None:
     assert card_path(tmp_path, "rmsnorm") == tmp_path / "cards" / "rmsnorm.json"
     assert card_path(tmp_path, "pkg.mod:Class") == tmp_path / "cards" / "pkg.mod.Class.json"
+
+
+def test_the_page_explains_every_check_and_invariance(repo_root: Path) -> None:
+    page = (repo_root / "docs" / "card.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert named == [*CHECKS, "table_1", "gradients", *INVARIANCES]

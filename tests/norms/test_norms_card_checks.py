@@ -231,7 +231,7 @@ FAULTS: list[tuple[type[Sound], set[str], str, str]] = [
         "an fp16 row of 300 gives 0",
     ),
     (HalfGradients, {"half_precision_sums"}, "half_precision_sums", "of weight over 65536 bf16 rows is"),
-    (InPlace, {"in_place"}, "in_place", "in eval mode, fp32: the input is overwritten"),
+    (InPlace, {"in_place"}, "in_place", "the input is overwritten in evaluation (fp64, fp32)"),
     (NaNAtZero, {"zero_rows"}, "zero_rows", "rows of zeros: the gradient of the input is not finite"),
     (Broadcasts, {"last_dimension"}, "last_dimension", "built for 1 and given 4 entries it returns"),
     (GraphBreak, {"torch_compile"}, "torch_compile", "1 graph breaks"),

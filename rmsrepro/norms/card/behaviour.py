@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rmsrepro.norms.card.numerics import distances, run
-from rmsrepro.norms.card.result import Check, Findings, first_line, not_applicable
+from rmsrepro.norms.card.result import Check, Findings, first_line, judged, not_applicable
 from rmsrepro.norms.card.subject import EPS, NAMES, Subject, enliven, normal, rows_of
 
 # -------------------------------------------------------------------------------------------- shapes
@@ -107,27 +107,29 @@ def last_dimension(subject: Subject) -> Check:
 
 def in_place(subject: Subject) -> Check:
     """The input and the parameters are the same bits after a call as before."""
-    findings = Findings()
-    for dtype in EPS:
-        if subject.of_weights and dtype is not torch.float32:
-            continue
-        for mode in ("train", "eval"):
-            module = subject.lively().train(mode == "train")
+    overwritten: dict[str, list[str]] = {}
+    for mode in ("training", "evaluation"):
+        for dtype in EPS:
+            if subject.of_weights and dtype is not torch.float32:
+                continue
+            module = subject.lively().train(mode == "training")
             x = normal(3, 4, subject.dim).to(dtype)
-            before = x.clone()
-            parameters = [one.detach().clone() for one in module.parameters()]
+            kept = {"the input": x.clone()} | {
+                name: one.detach().clone() for name, one in module.named_parameters()
+            }
             try:
-                with contextlib.nullcontext() if mode == "train" else torch.no_grad():
+                with contextlib.nullcontext() if mode == "training" else torch.no_grad():
                     module(x)
             except Exception:
                 if dtype is torch.float32:
                     raise
                 continue  # the rule on dtypes says so
-            where = f"in {mode} mode, {NAMES[dtype]}"
-            findings.expect(torch.equal(x, before), f"{where}: the input is overwritten")
-            same = all(map(torch.equal, module.parameters(), parameters))
-            findings.expect(same, f"{where}: a parameter is overwritten")
-    return findings.check("the input is left alone, in training and evaluation", bound="equal bits")
+            for name, now in {"the input": x, **dict(module.named_parameters())}.items():
+                if not torch.equal(now, kept[name]):
+                    overwritten.setdefault(f"{name} is overwritten in {mode}", []).append(NAMES[dtype])
+    told = "; ".join(f"{what} ({', '.join(dtypes)})" for what, dtypes in overwritten.items())
+    fine = "the input is left alone, in training and evaluation"
+    return judged(not overwritten, told or fine, overwritten, "equal bits")
 
 
 # --------------------------------------------------------------------------------------- the compiler
@@ -168,7 +170,7 @@ def exports(subject: Subject) -> Check:
             program = torch.export.export(module, (x,))
             any_rows = False
         batches = [x, normal(7, subject.dim, number=1).float()] if any_rows else [x]
-        off = max(float((program.module()(one) - module(one)).abs().max()) for one in batches)
+        off = max(float((program.module()(one.clone()) - module(one.clone())).abs().max()) for one in batches)
     findings.expect(off <= 1e-5, f"exported, it differs by {off:.2g}")
     fine = (
         "torch.export takes it, for any number of rows"
@@ -231,7 +233,8 @@ def _same(subject: Subject, module: nn.Module, twins: dict[str, nn.Module], what
     for mode in (False, True):
         for name, twin in twins.items():
             with torch.no_grad():
-                mine, theirs = copy.deepcopy(module).train(mode)(x), twin.train(mode)(x)
+                mine = copy.deepcopy(module).train(mode)(x.clone())
+                theirs = twin.train(mode)(x.clone())
             label = "training" if mode else "evaluation"
             findings.expect(torch.equal(mine, theirs), f"{name} gives other values in {label} mode")
     return findings.check(f"{what}, it gives the same bits", bound="equal bits")

@@ -266,9 +266,9 @@ def measure_precision(module: nn.Module, dim: int) -> float:
     """
     x, direction = rows_of(6, dim, number=3), normal(6, dim, number=4)
     with torch.no_grad():
-        y = module(x)
+        y = module(x.clone())
         with Lifted():
-            exact = module(x)
+            exact = module(x.clone())
         size = float(exact.abs().max()) or 1.0
         steps = [
             (module(x + step * direction) - module(x - step * direction)).double() / (2 * step)
