@@ -13,8 +13,8 @@ from rmsrepro.cli import HELP, OVERVIEW
 from rmsrepro.norms import list_norms
 
 Run = Callable[..., "object"]
-VERBS = ["train", "eval", "translate", "sample", "sweep", "status", "bench", "reproduce", "report", "norms"]
-VERBS += ["check-norm", "inspect"]
+VERBS = ["train", "eval", "translate", "sample", "convert", "sweep", "status", "bench", "reproduce", "report"]
+VERBS += ["norms", "check-norm", "inspect"]
 
 
 def test_the_verbs_of_the_contract_are_there() -> None:
