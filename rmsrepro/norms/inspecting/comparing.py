@@ -56,7 +56,12 @@ def compare(inspection: Inspection, spec: NormSpec) -> list[Remark]:
         found += [(call, f"{call_phrase(call)}; {spec.name} {why}") for call in inspection.calls]
         return gather(found)
     for layer in inspection.layers:
-        found += [(layer, text) for text in differences(layer.finding, at(layer.finding.width), spec.name)]
+        wanted = at(layer.finding.width)
+        texts = differences(layer.finding, wanted, spec.name)
+        if layer.finding.in_training is not None:
+            trained = differences(layer.finding.in_training, wanted, spec.name)
+            texts += [f"{text} (in training)" for text in trained if text not in texts]
+        found += [(layer, text) for text in texts]
     for call in inspection.calls:
         found += [(call, text) for text in _call_differences(call, at(SOME_WIDTH), spec.name)]
     return gather(found)
@@ -157,12 +162,9 @@ def mixtures(inspection: Inspection) -> list[Remark]:
         *_mixed(norms, eps_phrase, eps_phrase),
     ]
     means = {layer.finding.subtracts_mean for layer in norms}
-    for call in inspection.calls:
-        if means and call.subtracts_mean not in means:
-            layers_do = "keeps it" if call.subtracts_mean else "subtracts it"
-            text = f"{call_phrase(call)}, {call_mean(call)}; every layer {layers_do}"
-            found.append(Remark((call.path,), text))
-    return found
+    others = "every layer keeps it" if means == {False} else "every layer subtracts it"
+    odd = [call for call in inspection.calls if len(means) == 1 and call.subtracts_mean not in means]
+    return found + gather((call, f"{call_phrase(call)}, {call_mean(call)}; {others}") for call in odd)
 
 
 def _mixed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmsrepro.norms.inspecting.comparing import differences
 from rmsrepro.norms.inspecting.report import Call, Inspection, Layer
 from rmsrepro.norms.inspecting.wording import (
     Remark,
@@ -45,7 +46,9 @@ def _unusual(one: Finding) -> list[str]:
             f"{one.eps.float64_value:.3g} in float64"
         )
     if one.differs_in_training:
-        texts.append("computes something else in training than in evaluation")
+        other = [] if one.in_training is None else differences(one.in_training, one, "evaluation")
+        what = f": in training it {', '.join(other)}" if other else " than in evaluation"
+        texts.append(f"computes something else in training{what}")
     return texts
 
 
@@ -62,7 +65,7 @@ def _pitfalls(one: Finding) -> list[str]:
             f"{one.gain_gradient:.2g} of their sum"
         )
     if one.output_dtypes.get("bf16/fp32") == "fp32":
-        texts.append("returns fp32 for a bf16 input when its parameters are fp32")
+        texts.append("returns fp32 for a bf16 input and fp32 parameters")
     if one.in_place:
         texts.append("overwrites its input, and with it a residual branch")
     return texts

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from rmsrepro.config.errors import first_line
 from rmsrepro.norms.inspecting.report import EVALUATION, TRAINING, Call
 from rmsrepro.norms.inspecting.tracing import FunctionWatch, OperationWatch, Seen
 from rmsrepro.norms.probing.subject import undisturbed
@@ -74,49 +75,48 @@ class _Watch:
             self.stack.pop()
 
 
+class _NoCopy(Exception):
+    """A model that cannot be copied; the message says why."""
+
+
 def run_model(model: nn.Module, inputs: object) -> Run:
-    """Run a copy of `model` in evaluation and in training.
+    """Run copies of `model` in evaluation and in training.
 
     Raises:
-        ValueError: it does not run in evaluation.
+        ValueError: it runs in neither.
     """
     run = Run()
-    try:
-        copied = copy.deepcopy(model)
-    except Exception as error:  # whatever a user's module raises
-        run.notes.append(f"the model cannot be copied, so it was not run ({type(error).__name__}: {error})")
-        return run
-    paths = {id(module): path for path, module in copied.named_modules()}
     seen: dict[str, list[Seen]] = {}
+    failures: dict[str, str] = {}
     with undisturbed():
         for mode in (EVALUATION, TRAINING):
             try:
-                run.counts[mode], seen[mode] = _watch(run, copied, inputs, paths, mode)
-            except Exception as error:
-                if mode == EVALUATION:
-                    raise ValueError(
-                        f"the module does not run on its inputs: {type(error).__name__}: {error}"
-                    ) from error
-                run.notes.append(f"it does not run in training mode ({type(error).__name__}: {error})")
+                run.counts[mode], seen[mode] = _watch(run, model, inputs, mode)
+            except _NoCopy as error:
+                return Run(notes=[f"the model was not run, for it cannot be copied ({error})"])
+            except Exception as error:  # whatever a user's module raises
+                failures[mode] = f"{type(error).__name__}: {first_line(error)}"
+    if not run.counts:
+        raise ValueError(f"the module does not run on its inputs: {failures[EVALUATION]}")
+    run.notes += [f"it does not run in {mode}: {failure}" for mode, failure in failures.items()]
     run.calls = _merge(seen)
     return run
 
 
-def _watch(
-    run: Run, model: nn.Module, inputs: object, paths: Mapping[int, str], mode: str
-) -> tuple[Counter[str], list[Seen]]:
+def _watch(run: Run, model: nn.Module, inputs: object, mode: str) -> tuple[Counter[str], list[Seen]]:
     """Run twice, with torch's functions watched and without; return the calls and what was normalised."""
-    model.train(mode == TRAINING)
-    watch = _Watch(paths)
+    copied = _prepared(model, mode)
+    watch = _Watch(_paths(copied))
     functions = FunctionWatch(lambda: watch.place)
     operations = OperationWatch(lambda: watch.place, functions)
-    with watch.watching(), operations, functions, _gradients(mode):
-        _call(model, inputs)
+    with watch.watching(), _gradients(mode), operations, functions:
+        _call(copied, inputs)
     # What overrides functions keeps torch's fused encoder layers from being used: they run in this pass only.
-    plain = _Watch(paths)
+    copied = _prepared(model, mode)
+    plain = _Watch(_paths(copied))
     fused = OperationWatch(lambda: plain.place)
-    with plain.watching(), fused, _gradients(mode):
-        _call(model, inputs)
+    with plain.watching(), _gradients(mode), fused:
+        _call(copied, inputs)
     for path, shapes in (*watch.shapes.items(), *plain.shapes.items()):
         run.shapes[path] = tuple(dict.fromkeys([*run.shapes.get(path, ()), *shapes]))
     layers = [one for one in fused.seen if one.family == "encoder layer"]
@@ -128,22 +128,46 @@ def _watch(
     return plain.counts, [*seen, *layers]
 
 
+def _paths(model: nn.Module) -> dict[int, str]:
+    return {id(module): path for path, module in model.named_modules()}
+
+
 def _gradients(mode: str) -> AbstractContextManager[Any]:
     return nullcontext() if mode == TRAINING else torch.no_grad()
 
 
+def _prepared(model: nn.Module, mode: str) -> nn.Module:
+    """Return a copy to be run, uncompiled: what is compiled shows no calls of its submodules."""
+    try:
+        copied = copy.deepcopy(model).train(mode == TRAINING)
+    except Exception as error:
+        raise _NoCopy(f"{type(error).__name__}: {first_line(error)}") from error
+    for part in copied.modules():
+        part._compiled_call_impl = None
+    return copied
+
+
 def _call(model: nn.Module, inputs: object) -> None:
-    given = copy.deepcopy(inputs)
+    given = _fresh(inputs)
     if isinstance(given, Mapping):
         model(**given)
-    elif isinstance(given, tuple | list):
-        last = given[-1] if given else None
-        if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(last, Mapping):
-            model(*given[0], **last)
-        else:
-            model(*given)
-    else:
+    elif not isinstance(given, tuple | list):
         model(given)
+    elif len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
+        model(*given[0], **given[1])
+    else:
+        model(*given)
+
+
+def _fresh(inputs: Any) -> Any:
+    """Return a copy of the inputs, so that no run sees what another one wrote into them."""
+    if isinstance(inputs, Tensor):
+        return inputs.detach().clone().requires_grad_(inputs.requires_grad)
+    if isinstance(inputs, Mapping):
+        return {key: _fresh(value) for key, value in inputs.items()}
+    if type(inputs) in (tuple, list):
+        return type(inputs)(_fresh(value) for value in inputs)
+    return inputs
 
 
 def _merge(seen: Mapping[str, list[Seen]]) -> list[Call]:

@@ -25,6 +25,8 @@ MOST_PARAMETERS = 8
 """A module with more numbers than so many times its width is no norm; its submodules may be."""
 
 MOST_WIDTHS = 5
+LARGEST_GUESS = 1 << 16
+"""A parameter of more numbers is no gain, so its shape is not tried as the shape of a row."""
 
 
 def inspect_model(model: nn.Module, inputs: object = None) -> Inspection:
@@ -39,15 +41,9 @@ def inspect_model(model: nn.Module, inputs: object = None) -> Inspection:
     Raises:
         ValueError: the model does not run on `inputs`.
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     run = Run() if inputs is None else run_model(model, inputs)
-    layers: list[Layer] = []
-    for path, module in model.named_modules():
-        if any(_inside(path, layer.path) for layer in layers):
-            continue
-        found = _probe(module, run.shapes.get(path, ()))
-        if found is not None:
-            calls = {mode: counts.get(path, 0) for mode, counts in run.counts.items()} or None
-            layers.append(Layer(path, type(module).__name__, found, calls))
+    layers = _layers(model, "", run, set())
     calls_outside = [call for call in run.calls if not any(_inside(call.path, one.path) for one in layers)]
     return Inspection(
         class_name=type(model).__name__,
@@ -57,6 +53,23 @@ def inspect_model(model: nn.Module, inputs: object = None) -> Inspection:
         modes=tuple(run.counts),
         notes=tuple(run.notes),
     )
+
+
+def _layers(module: nn.Module, path: str, run: Run, seen: set[int]) -> list[Layer]:
+    """Return the norms in `module`: itself, unless it holds several norms, which are then no part of one."""
+    if id(module) in seen:
+        return []
+    seen.add(id(module))
+    inner = [
+        layer
+        for name, child in module.named_children()
+        for layer in _layers(child, f"{path}.{name}" if path else name, run, seen)
+    ]
+    found = None if len(inner) > 1 else _probe(module, run.shapes.get(path, ()))
+    if found is None:
+        return inner
+    calls = {mode: counts.get(path, 0) for mode, counts in run.counts.items()} or None
+    return [Layer(path, type(module).__name__, found, calls)]
 
 
 def _inside(path: str, outer: str) -> bool:
@@ -96,11 +109,14 @@ def likely_widths(module: nn.Module, shapes: Sequence[tuple[int, ...]] = ()) -> 
     if isinstance(shaped, tuple | list) and all(isinstance(one, int) for one in shaped):
         found.append(tuple(shaped))
     for shape in shapes:
-        if len(shape) > 2 and any(one.shape == shape[1:2] for one in module.parameters()):
+        sizes = {getattr(module, name, None) for name in SIZES[1:]} | {
+            one.numel() for one in module.parameters()
+        }
+        if len(shape) > 2 and shape[1] in sizes:
             found.append(shape[1:2])  # channels first
         found.append(shape[-1:])
-    own = [*module._parameters.values(), *module._buffers.values()]
-    found += [tuple(one.shape) for one in own if one is not None and one.ndim >= 1 and one.numel() > 1]
+    own = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+    found += [tuple(one.shape) for one in own if one.ndim >= 1 and 1 < one.numel() <= LARGEST_GUESS]
     for name in SIZES:
         value = getattr(module, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 1:
@@ -112,10 +128,14 @@ def likely_widths(module: nn.Module, shapes: Sequence[tuple[int, ...]] = ()) -> 
 
 def _takes_one_argument(module: nn.Module) -> bool:
     try:
-        inspect.signature(module.forward).bind(None)
+        signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
+        return True  # a scripted module does not tell
+    try:
+        signature.bind(None)
+    except TypeError:
         return False
-    return not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
+    return True
 
 
 def _lazy(module: nn.Module) -> bool:

@@ -69,7 +69,8 @@ def _with_fixed_gain(core: Core, x: Tensor, y: Tensor) -> FoundCore | None:
         fitted = z * gain
         number = (y * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
         if (y - number * fitted).abs().max() <= TOLERANCE * y.abs().max():
-            call = _divided(core, gain / gain.square().mean().sqrt())
+            # Its size cannot be told from the statistic's: the rows are taken to come out with an RMS of one.
+            call = _divided(core, gain * (y / gain).square().mean(-1).sqrt().median())
             return FoundCore(call, x.shape[1], share, fixed_gain=True)
     return None
 

@@ -107,6 +107,8 @@ class Finding:
     """It overwrites its input."""
     differs_in_training: bool = False
     """It computes something else in training than in evaluation (positions: always so, and not said)."""
+    in_training: Finding | None = None
+    """What it is in training, where that differs and is a norm too."""
     zero_row: str = "finite"
     """A row of zeros: finite, nan (in the output), or nan gradient."""
     half_statistics: bool | None = None

@@ -15,13 +15,19 @@ GOOD_FIT = 0.02
 """Largest residual at which a rule counts as met."""
 
 
-def fit_eps(core: Core, row: Tensor) -> Eps:
+def fit_eps(core: Core, row: Tensor, *, least: float = 0.0) -> Eps:
     """Return eps and its place, from the denominators of `row` (m,) times each scale of the grid.
 
     With s the scale and d the row's statistic, the rules are sqrt(s^2 d^2 + eps), s d + eps and
     max(s d, eps). They agree at both ends and part in between by up to a factor of two.
+
+    Args:
+        core: a map of rows.
+        row: (m,), entries about one.
+        least: smaller scales are left out.
     """
     scales = 10.0**EXPONENTS
+    scales = scales[scales >= least]
     found = slopes(core, scales[:, None] * row)[:, 0]
     usable = torch.isfinite(found) & (found > 0)
     scales, denominators = scales[usable], 1 / found[usable]

@@ -37,10 +37,12 @@ ROW_LAYOUTS = (
     Layout("volumes", lambda x, shape: x[..., None, None, None], _back),
 )
 POSITION_LAYOUTS = (
-    Layout("positions", lambda x, shape: x.t()[None], lambda y, rows: y[0].t()),
+    Layout("voxels", lambda x, shape: x.t()[None, :, :, None, None], lambda y, rows: y[0, :, :, 0, 0].t()),
     Layout("pixels", lambda x, shape: x.t()[None, :, :, None], lambda y, rows: y[0, :, :, 0].t()),
+    Layout("positions", lambda x, shape: x.t()[None], lambda y, rows: y[0].t()),
 )
-"""Channels first, the rows as positions of one sample: what InstanceNorm wants."""
+"""Channels first, the rows as positions of one sample: what InstanceNorm wants. Most dimensions first, since
+such modules take one dimension less for a sample without a batch."""
 LAYOUTS = (*ROW_LAYOUTS, *POSITION_LAYOUTS)
 """In the order in which they are tried."""
 
@@ -108,10 +110,13 @@ class Subject:
         Raises:
             NotCallable: the module raised, or returned something else.
         """
-        with torch.no_grad():
-            return self.raw(rows.to(self.device, self.dtype)).to("cpu", torch.float64)
+        return self._plain(rows, 0)
 
-    def raw(self, rows: Tensor) -> Tensor:
+    def _plain(self, rows: Tensor, seed: int) -> Tensor:
+        with torch.no_grad():
+            return self.raw(rows.to(self.device, self.dtype), seed=seed).to("cpu", torch.float64)
+
+    def raw(self, rows: Tensor, *, seed: int = 0) -> Tensor:
         """As calling, but in the dtype given and with gradients.
 
         Raises:
@@ -120,7 +125,7 @@ class Subject:
         x = self.layout.spread(rows, self.row_shape).clone()
         before = x.detach().clone()
         self.module.train(self.training)
-        torch.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(seed)
         try:
             y = self.module(x)
         except Exception as error:  # whatever a user's module raises
@@ -167,7 +172,7 @@ class Subject:
                 continue
             self.layout = layout
             try:
-                first, second = self(rows), self(rows)
+                first, second = (self._plain(rows, seed) for seed in (0, 1))
             except NotCallable as error:
                 reason = str(error) if layout is layouts[0] else reason
                 continue
@@ -196,9 +201,13 @@ def private_copy(module: nn.Module) -> nn.Module:
     for part in copied.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
             hooks.clear()
+        part._compiled_call_impl = None
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
-    return copied.requires_grad_(False)
+    for parameter in copied.parameters():
+        if parameter.is_leaf:  # those of a scripted module's copy are none
+            parameter.requires_grad_(False)
+    return copied
 
 
 @contextmanager
