@@ -17,12 +17,15 @@ TRANSFORMERS: list[dict[str, Any]] = [
 ] + [
     {"kind": "transformer", "positions": Positions.rotary, "ffn": FeedForward.swiglu, "bias": False},
     {"kind": "transformer", "norm": "none", "tie_embeddings": False},
+    {"kind": "transformer", "norm": "rmsnorm", "qk_norm": True, "positions": Positions.rotary},
+    {"kind": "transformer", "norm": "weightnorm"},
 ]
 GRUS: list[dict[str, Any]] = [
     {"kind": "gru", "norm": norm} for norm in ("none", "layernorm", "rmsnorm", "prmsnorm", "l2norm")
 ] + [
     {"kind": "gru", "num_layers": 2, "tie_embeddings": False},
     {"kind": "gru", "norm": "rmsnorm", "start_state": StartState.last},
+    {"kind": "gru", "norm": "weightnorm"},
 ]
 
 
