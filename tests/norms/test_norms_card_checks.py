@@ -236,7 +236,7 @@ FAULTS: list[tuple[type[Sound], set[str], str, str]] = [
     (Broadcasts, {"last_dimension"}, "last_dimension", "built for 1 and given 4 entries it returns"),
     (GraphBreak, {"torch_compile"}, "torch_compile", "1 graph breaks"),
     (LooksAtValues, {"torch_compile", "torch_export"}, "torch_export", "it raised"),
-    (Widens, {"dtype_rule"}, "dtype_rule", "bf16, fp16, bf16 under autocast, fp16 under autocast gives fp32"),
+    (Widens, {"dtype_rule"}, "dtype_rule", "fp32 for bf16, fp16, bf16 under autocast, fp16 under autocast"),
     (Forgetful, {"state_dict"}, "state_dict", "other values in evaluation mode"),
     (Unpicklable, {"copies"}, "copies", "pickle"),
     (NoEmpty, {"empty_batch"}, "empty_batch", "it raised"),

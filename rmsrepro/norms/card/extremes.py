@@ -41,7 +41,7 @@ def dtype_rule(subject: Subject) -> Check:
                 found[where] = first_line(error)
             if found[where] != NAMES[dtype]:
                 wrong.setdefault(found[where], []).append(where)
-    told = "; ".join(f"{', '.join(given)} gives {got}" for got, given in wrong.items())
+    told = "; ".join(f"{got} for {', '.join(given)}" for got, given in wrong.items())
     text = told or "the output has the input's dtype, autocast or not"
     return judged(not wrong, text, found, "the input's dtype")
 
