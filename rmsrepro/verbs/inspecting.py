@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect as introspection
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from rmsrepro.config.errors import UserError, first_line, nearest
+from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single
 from rmsrepro.verbs.common import composer, console, open_plugins, say, take_options
+from rmsrepro.verbs.targets import load_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,18 +43,20 @@ def inspect(overrides: list[Override]) -> int:
     from rmsrepro.runs.files import to_json, write_atomic
 
     path = inspection_path(Path(options.out_dir).expanduser(), options.target)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out_dir={options.out_dir}: nothing can be written there ({error})") from error
+    in_the_way = next((one for one in path.parents if one.exists() and not one.is_dir()), None)
+    if in_the_way is not None:
+        raise UserError(f"out_dir={options.out_dir}: {in_the_way} is a file, not a folder")
     try:
         found = inspect_model(model, inputs)
+        mismatches = [] if spec is None else compare(found, spec)
     except ValueError as error:
         raise UserError(f"{options.target}: {error}") from error
-    mismatches = [] if spec is None else compare(found, spec)
     notable = [*([] if spec is not None else mixtures(found)), *remarks(found)]
     record = _record(options.target, spec, found, mismatches, notable)
-    write_atomic(path, to_json(record) + "\n")
+    try:
+        write_atomic(path, to_json(record) + "\n")
+    except OSError as error:
+        raise UserError(f"out_dir={options.out_dir}: nothing can be written there ({error})") from error
     print_inspection(found, mismatches, notable, spec, console())
     say(f"record: {path}")
     return 1 if mismatches else 0
@@ -111,95 +111,6 @@ def _norm(overrides: Sequence[Override]) -> NormSpec | None:
     return GivenNorm(name, params, "auto")
 
 
-def load_model(target: str, spec: NormSpec | None) -> tuple[nn.Module, Any]:
-    """Import what `target` names and make a module of it; return it with its inputs, None where it has none.
-
-    Raises:
-        UserError: it cannot be imported, cannot be called, or gives no module.
-    """
-    from torch import nn
-
-    made = _imported(target)
-    if not isinstance(made, nn.Module) and callable(made):
-        made = _made(target, made, spec)
-    if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[0], nn.Module):
-        return made[0], made[1]
-    if not isinstance(made, nn.Module):
-        kind = type(made).__name__
-        raise UserError(
-            f"{target}: expected a torch.nn.Module, a pair (module, inputs), or a function that returns "
-            f"one of them; got {'None' if made is None else f'a {kind}'}"
-        )
-    return made, None
-
-
-def _imported(target: str) -> Any:
-    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", target):
-        raise UserError(
-            f"{target!r} is no import string; it has the form package.module:name, where name is a module, a "
-            "class or a function"
-        )
-    module_name, _, attribute = target.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        ours = f"{module_name}.".startswith(f"{error.name}.")
-        what = (
-            f"there is no module {error.name!r}; modules of the current directory ({Path.cwd().name}/) and "
-            "installed ones can be named, without .py"
-            if ours
-            else f"importing it failed: {error}"
-        )
-        raise UserError(f"{target}: {what}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise UserError(f"{target}: importing it failed: {_said(error)}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            choices = [name for name in dir(found) if not name.startswith("_")]
-            raise UserError(f"{target}: {module_name} has no {part!r}{nearest(part, choices)}")
-        found = getattr(found, part)
-    return found
-
-
-def _made(target: str, factory: Any, spec: NormSpec | None) -> Any:
-    """Call a factory: without arguments, or with the norm."""
-    try:
-        parameters = list(introspection.signature(factory).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    variadic = (introspection.Parameter.VAR_POSITIONAL, introspection.Parameter.VAR_KEYWORD)
-    required = [
-        one for one in parameters if one.default is introspection.Parameter.empty and one.kind not in variadic
-    ]
-    if len(required) > 1:
-        names = ", ".join(one.name for one in required)
-        raise UserError(
-            f"{target}: it needs {names}; name a function without required arguments, or with one, the norm"
-        )
-    if required and spec is None:
-        raise UserError(
-            f"{target}: it takes one argument ({required[0].name}); say which norm it is built with, as in "
-            "norm=rmsnorm, or name a function without required arguments"
-        )
-    given: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = {}
-    if required and required[0].kind is introspection.Parameter.KEYWORD_ONLY:
-        keywords[required[0].name] = spec
-    elif required:
-        given = (spec,)
-    elif spec is not None and any(one.name == "norm" for one in parameters):
-        keywords["norm"] = spec
-    try:
-        return factory(*given, **keywords)
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
-        called = "called with the norm, " if given or keywords else ""
-        raise UserError(f"{target}: {called}it raised {_said(error)}") from error
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
-
-
 # ---------------------------------------------------------------------------------------- the record
 
 
@@ -235,7 +146,7 @@ def print_inspection(
 ) -> None:
     """Print the layers, one line for those that are alike, then what deserves attention."""
     width = min(screen.width, 100)
-    lines = [_head(found), *(["", *layer_lines(found.layers)] if found.layers else [])]
+    lines = [_head(found), *(["", *layer_lines(found.layers, width)] if found.layers else [])]
     if notable:
         lines += ["", "Worth knowing:", *_items(notable, width)]
     lines += [f"note: {note}" for note in found.notes]
@@ -249,7 +160,11 @@ def print_inspection(
             weights = "; the weights were not looked at" if spec.scope == "weight" else ""
             lines += ["", f"Nothing is normalised, as with norm={wanted}{weights}."]
     for line in [*lines, ""]:
-        screen.print(Text(line), soft_wrap=True)
+        style = next((style for start, style in _STYLES.items() if line.startswith(start)), "")
+        screen.print(Text(line, style=style), soft_wrap=True)
+
+
+_STYLES = {"Worth knowing": "bold", "Not as with": "bold red", "All as with": "green"}
 
 
 def _head(found: Inspection) -> str:
@@ -262,24 +177,29 @@ def _head(found: Inspection) -> str:
     return f"{found.class_name}: {many}; {ran}"
 
 
-def layer_lines(layers: Sequence[Layer]) -> list[str]:
-    """Return a table of layers, and below each of its lines the names of the layers that are so."""
+def layer_lines(layers: Sequence[Layer], width: int) -> list[str]:
+    """Return a table of layers as lines, and below each of its rows the names of the layers that are so."""
     from rmsrepro.norms.inspecting.grouping import collapse
     from rmsrepro.norms.inspecting.wording import gain_cell
 
-    heads = ("class", "n", "mean", "bias", "gain", "eps", "divided by", "layers")
     groups: dict[tuple[str, ...], list[str]] = {}
     for layer in layers:
         one = layer.finding
         bias = ", ".join(one.bias_names) or ("constant" if one.adds_constant else "-")
         cells = layer.class_name, str(one.width), _mean(one), bias, gain_cell(one), _eps(one), one.divisor
         groups.setdefault(cells, []).append(layer.path)
-    rows = [heads, *((*cells, str(len(paths))) for cells, paths in groups.items())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines = texts[:1]
-    for text, paths in zip(texts[1:], groups.values(), strict=True):
-        lines += [text, *(f"  {path or '(itself)'}" for path in collapse(paths))]
+    heads = ("", "class", "n", "mean", "bias", "gain", "eps", "divided by")
+    rows = [heads, *((str(len(paths)), *cells) for cells, paths in groups.items())]
+    columns = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    names = [[], *groups.values()]
+    lines = []
+    for row, paths in zip(rows, names, strict=True):
+        start = "".join(f"{cell:<{column}}  " for cell, column in zip(row, columns, strict=False))
+        wrapped = TextWrapper(
+            max(width, len(start) + 12), initial_indent=start, subsequent_indent=" " * len(start)
+        )
+        lines += wrapped.wrap(row[-1])
+        lines += [f"{' ' * columns[0]}  {path or '(itself)'}" for path in collapse(paths)]
     return lines
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from rmsrepro.config.errors import first_line
 from rmsrepro.norms.factory import NormSpec
 from rmsrepro.norms.inspecting.report import Call, Inspection, Layer
 from rmsrepro.norms.inspecting.wording import (
@@ -37,6 +38,9 @@ def compare(inspection: Inspection, spec: NormSpec) -> list[Remark]:
     """Return where the model differs from having `spec` as its norm; empty where it does not.
 
     Each layer is compared with what the same probe says of the norm that `spec` builds at its width.
+
+    Raises:
+        ValueError: it cannot be built at that width.
     """
     if not inspection.layers and not inspection.calls:
         return (
@@ -46,7 +50,12 @@ def compare(inspection: Inspection, spec: NormSpec) -> list[Remark]:
 
     def at(width: int) -> Finding | NotANorm:
         if width not in expected:
-            expected[width] = probe(spec.build(width), width)
+            try:
+                norm = spec.build(width)
+            except Exception as error:  # a user's norm may raise anything
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                raise ValueError(f"norm={spec.name} cannot be built at width {width} ({reason})") from error
+            expected[width] = probe(norm, width)
         return expected[width]
 
     found: list[tuple[Layer | Call, str]] = []
