@@ -399,6 +399,29 @@ def test_gains_and_biases_by_whatever_name() -> None:
     assert (dyt.kind, dyt.gain_names, dyt.bias_names) == (Kind.bounded, ("weight",), ("shift",))
 
 
+class Exponential(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.g.exp() / self.g
+
+
+class InOneTensor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.stack([torch.ones(WIDTH), torch.zeros(WIDTH)]))
+        self.number = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (WIDTH,), self.both[0], self.both[1])
+
+
+def test_gains_in_another_form() -> None:
+    one, other = found(Exponential()), found(InOneTensor())
+    assert (one.gain, one.gain_names, one.has_bias) == (Gain.other, ("g",), False)
+    assert (one.divisor, str(one.eps)) == ("rms", "1e-05 inside")
+    assert (other.gain, other.gain_names, other.bias_names) == (Gain.other, ("both",), ("both",))
+    assert (other.subtracts_mean, other.divisor, other.adds_constant) == (True, "std", False)
+
+
 def test_a_norm_in_a_wrapper() -> None:
     one = found(nn.Sequential(nn.LayerNorm(WIDTH), nn.Dropout(0.3)))
     assert (one.subtracts_mean, one.bias_names, one.differs_in_training) == (True, ("0.bias",), False)

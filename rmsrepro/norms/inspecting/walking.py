@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from rmsrepro.config.errors import first_line
 from rmsrepro.norms.inspecting.report import Inspection, Layer
 from rmsrepro.norms.inspecting.running import Run, run_model
 from rmsrepro.norms.probing import Finding, NotANorm, probe
@@ -65,7 +66,7 @@ def _layers(module: nn.Module, path: str, run: Run, seen: set[int]) -> list[Laye
         for name, child in module.named_children()
         for layer in _layers(child, f"{path}.{name}" if path else name, run, seen)
     ]
-    found = None if len(inner) > 1 else _probe(module, run.shapes.get(path, ()))
+    found = None if len(inner) > 1 else _probe(module, path, run.shapes.get(path, ()), run.notes)
     if found is None:
         return inner
     calls = {mode: counts.get(path, 0) for mode, counts in run.counts.items()} or None
@@ -76,7 +77,9 @@ def _inside(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
-def _probe(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> Finding | None:
+def _probe(
+    module: nn.Module, path: str, shapes: Sequence[tuple[int, ...]], notes: list[str]
+) -> Finding | None:
     """Probe a module with each likely width until it is a norm."""
     if not _takes_one_argument(module) or _lazy(module):
         return None
@@ -88,7 +91,13 @@ def _probe(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> Finding | No
         channels_first = any(_channels_first(shape, size) for shape in shapes) or isinstance(
             module, nn.modules.instancenorm._InstanceNorm
         )
-        found = probe(module, width, channels_first=channels_first)
+        try:
+            found = probe(module, width, channels_first=channels_first)
+        except Exception as error:  # a module may do anything when it is called with something strange
+            notes.append(
+                f"{path or 'the module itself'} was not probed: {type(error).__name__}: {first_line(error)}"
+            )
+            return None
         if not isinstance(found, NotANorm):
             return found
     return None

@@ -79,6 +79,8 @@ def gain_phrase(one: Finding) -> str:
     """Which gain it has."""
     if one.gain is Gain.none:
         return "has no gain"
+    if one.gain is Gain.other:
+        return f"has a gain in another form ({', '.join(one.gain_names)})"
     size = "one gain for all entries" if one.gain is Gain.scalar else "a gain for each entry"
     stored = f", stored as its difference from {one.gain_offset:.3g}" if one.gain_offset else ""
     return f"has {size}{stored}"
@@ -99,8 +101,8 @@ def gain_cell(one: Finding) -> str:
     if one.gain is Gain.none:
         return "-"
     offset = f"{one.gain_offset:.3g} + " if one.gain_offset else ""
-    scalar = " (scalar)" if one.gain is Gain.scalar else ""
-    return f"{offset}{' * '.join(one.gain_names)}{scalar}"
+    form = {Gain.scalar: " (scalar)", Gain.other: " (other form)"}.get(one.gain, "")
+    return f"{offset}{' * '.join(one.gain_names)}{form}"
 
 
 def call_phrase(call: Call, *, eps: bool = True) -> str:

@@ -25,7 +25,10 @@ class Role(Enum):
     """It multiplies: offset + parameter times the normalised row."""
     bias = "bias"
     """It is added, the same for every row."""
-    other = "other"
+    both = "both"
+    """It is added and multiplies, as one tensor that holds a gain and a bias."""
+    shapes_gain = "shapes_gain"
+    """It multiplies in another way, as by its exponential."""
     unused = "unused"
 
 
@@ -49,9 +52,11 @@ def odd_even(subject: Subject, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def draw_values(subject: Subject, generator: torch.Generator) -> None:
     """Set every parameter to random values between 0.5 and 1.5: none is zero by chance, or starts so."""
-    for name in dict(subject.module.named_parameters()):
-        shape = subject.tensors()[name].shape
-        subject.set_values(name, torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5)
+    parameters = dict(subject.module.named_parameters())
+    for name, one in subject.tensors().items():
+        if name in parameters:
+            drawn = torch.rand(one.shape, generator=generator, dtype=torch.float64) + 0.5
+            subject.set_values(name, drawn)
 
 
 def find_parts(subject: Subject, rows: Tensor) -> list[Part]:
@@ -76,15 +81,11 @@ def _part(subject: Subject, name: str, rows: Tensor, odd: Tensor, even: Tensor, 
         multiplies = float(odd_change) > TOLERANCE * size
         if not (adds or multiplies):
             return Part(name, Role.unused)
-        if adds and not multiplies:
-            spread = (even_change - even_change[:1]).abs().max()
-            constant = float(spread) <= TOLERANCE * float(even_change.abs().max())
-            return Part(name, Role.bias if constant else Role.other)
         if adds:
-            return Part(name, Role.other)
+            return Part(name, Role.both if multiplies else Role.bias)
         return _gain(subject, name, rows, kept)
-    except NotCallable:
-        return Part(name, Role.other)
+    except NotCallable:  # it does not take the values tried
+        return Part(name, Role.shapes_gain)
     finally:
         subject.set_values(name, kept)
 
@@ -98,10 +99,10 @@ def _gain(subject: Subject, name: str, rows: Tensor, kept: Tensor) -> Part:
     slope = at[1] - at[0]
     linear = (at[2] - at[1] - slope).abs().max() <= TOLERANCE * slope.abs().max()
     if kept.numel() not in (1, subject.width) or not linear or not slope.abs().max() > 0:
-        return Part(name, Role.other)
+        return Part(name, Role.shapes_gain)
     offset = float((at[0] * slope).sum() / slope.square().sum())
     if (at[0] - offset * slope).abs().max() > TOLERANCE * slope.abs().max():
-        return Part(name, Role.other)
+        return Part(name, Role.shapes_gain)
     return Part(name, Role.gain, Gain.scalar if kept.numel() == 1 else Gain.entries, round(offset, 4))
 
 

@@ -39,12 +39,13 @@ def random_rows(count: int, width: int, seed: int = 2) -> Tensor:
     return rows + 0.25 * rows.sign()
 
 
-def find_core(subject: Subject, over: Over) -> FoundCore | None:
+def find_core(subject: Subject, over: Over, *, known_gain: bool = True) -> FoundCore | None:
     """Return the core of a scale-invariant map, or None where it is not its input times one number a row.
 
     Args:
         subject: gains one, biases zero.
         over: row, or positions: then the rows of the core are the entries, along the other rows.
+        known_gain: False where a gain could not be made one; rows then come out with an RMS of 1.
     """
     if over is Over.positions:
         x = LARGE * random_rows(POSITIONS, subject.width, 7).t()
@@ -56,7 +57,8 @@ def find_core(subject: Subject, over: Over) -> FoundCore | None:
     y = core(x)
     found = split(x, y)
     if found.residual <= TOLERANCE:
-        return FoundCore(core, subject.width, mean_share(x, found))
+        call = core if known_gain else _divided(core, _usual_length(y))
+        return FoundCore(call, subject.width, mean_share(x, found))
     return _with_fixed_gain(core, x, y) or _in_groups(core, x, y)
 
 
@@ -69,10 +71,15 @@ def _with_fixed_gain(core: Core, x: Tensor, y: Tensor) -> FoundCore | None:
         fitted = z * gain
         number = (y * fitted).sum(-1, keepdim=True) / fitted.square().sum(-1, keepdim=True)
         if (y - number * fitted).abs().max() <= TOLERANCE * y.abs().max():
-            # Its size cannot be told from the statistic's: the rows are taken to come out with an RMS of one.
-            call = _divided(core, gain * (y / gain).square().mean(-1).sqrt().median())
+            # Its size cannot be told from the statistic's: rows are taken to come out with an RMS of 1.
+            call = _divided(core, gain * _usual_length(y / gain))
             return FoundCore(call, x.shape[1], share, fixed_gain=True)
     return None
+
+
+def _usual_length(y: Tensor) -> Tensor:
+    """The RMS of rows (R, n), the middle one."""
+    return y.square().mean(-1).sqrt().median()
 
 
 def _divided(core: Core, gain: Tensor) -> Core:

@@ -32,6 +32,8 @@ class Gain(Enum):
     none = "none"
     scalar = "scalar"
     entries = "entries"
+    other = "other"
+    """A parameter that is no gain by itself: its exponential, say, or a tensor that holds the bias too."""
 
 
 class EpsPosition(Enum):

@@ -143,7 +143,8 @@ def _probe_as(subject: Subject, over: Over) -> Finding | NotANorm:
     neutralise(subject, parts, original)
     if _saturates(subject, rows):
         return _bounded(subject, parts, rows)
-    core = find_core(subject, over)
+    known = not any(part.role in (Role.shapes_gain, Role.both) for part in parts)
+    core = find_core(subject, over, known_gain=known)
     if core is None:
         return NotANorm("it is scale-invariant, but not its input times one number a row")
     generator = torch.Generator().manual_seed(5)
@@ -159,7 +160,7 @@ def _probe_as(subject: Subject, over: Over) -> Finding | NotANorm:
         entries=subject.width if over is Over.positions else int(mask.sum()),
         leading=leading,
         output_length=float(subject(LARGE * rows).square().mean(-1).sqrt().median()),
-        eps=_eps(subject, core, over),
+        eps=_eps(subject, core, over, known),
     )
     return _with_behaviour(_with_affine(found, subject, parts, rows), subject, parts, original)
 
@@ -204,19 +205,23 @@ def _bounded(subject: Subject, parts: list[Part], rows: Tensor) -> Finding | Not
 
 def _with_affine(found: Finding, subject: Subject, parts: list[Part], rows: Tensor) -> Finding:
     gains = [part for part in parts if part.role is Role.gain]
+    others = [part for part in parts if part.role in (Role.shapes_gain, Role.both)]
+    added = [part for part in parts if part.role in (Role.bias, Role.both)]
     sizes = {part.size for part in gains}
     _, even = odd_even(subject, LARGE * rows)
+    gain = Gain.entries if Gain.entries in sizes else Gain.scalar if gains else Gain.none
     return dataclasses.replace(
         found,
-        gain=Gain.entries if Gain.entries in sizes else Gain.scalar if gains else Gain.none,
-        gain_names=tuple(part.name for part in gains),
-        gain_offset=gains[0].offset if gains else None,
-        bias_names=tuple(part.name for part in parts if part.role is Role.bias),
-        adds_constant=bool(even.abs().max() > TOLERANCE),
+        gain=Gain.other if others else gain,
+        gain_names=tuple(part.name for part in (*gains, *others)),
+        gain_offset=gains[0].offset if gains and not others else None,
+        fixed_gain=found.fixed_gain and not others,
+        bias_names=tuple(part.name for part in added),
+        adds_constant=bool(even.abs().max() > TOLERANCE) and all(part.role is Role.bias for part in added),
     )
 
 
-def _eps(subject: Subject, core: FoundCore, over: Over) -> Eps:
+def _eps(subject: Subject, core: FoundCore, over: Over, known_gain: bool) -> Eps:
     signs = torch.where(torch.arange(core.width) % 3 == 2, -1.0, 1.0)
     generator = torch.Generator().manual_seed(8)
     row = (torch.rand(core.width, generator=generator, dtype=torch.float64) + 0.5) * signs
@@ -227,7 +232,7 @@ def _eps(subject: Subject, core: FoundCore, over: Over) -> Eps:
     if subject.dtype is torch.float32:
         return eps
     try:
-        narrow = find_core(subject.again(dtype=torch.float32), over)
+        narrow = find_core(subject.again(dtype=torch.float32), over, known_gain=known_gain)
     except (NotCallable, RuntimeError):
         return eps
     if narrow is None or narrow.width != core.width:
