@@ -40,7 +40,6 @@ def check_norm(config: TrainConfig) -> None:
         UserError: the norm cannot be built as configured, or does not suit the task.
     """
     spec = norm_spec(config)
-    check_task(spec.name, config.task.name)
     try:
         spec.check(max(1, config.model.d_model or 1))
     except (ValueError, TypeError) as error:
@@ -50,6 +49,7 @@ def check_norm(config: TrainConfig) -> None:
             f"norm={spec.name}: it cannot be built at width {config.model.d_model} "
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
+    check_task(spec.name, config.task.name)
 
 
 def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) -> Identity:
