@@ -14,6 +14,7 @@ from typing import Any
 
 from rmsrepro.config.later import is_as_before
 from rmsrepro.config.study import StudyConfig, cell_name
+from rmsrepro.norms import norm_info
 from rmsrepro.report.formatting import NORM_TITLES, norm_title
 from rmsrepro.report.records import RunRecord, State
 
@@ -166,9 +167,22 @@ def _settings(run: RunRecord, loose: frozenset[str]) -> dict[str, Any]:
 
 
 def _norm_settings(run: RunRecord) -> dict[str, Any]:
-    """The settings that mean nothing to a run without a norm: it may join any cell."""
-    sites = run.config.get("sites")
-    return {"backend": run.backend, "placement": run.placement, "sites": sites}
+    """The settings of a run that say how and where it is normalised, as far as they mean anything to it.
+
+    None of them means anything without a norm, and the placement nothing to a norm of weights: such a run
+    may join any cell that the others leave open.
+    """
+    if run.norm == "none":
+        return {}
+    settings = {"backend": run.backend, "sites": run.config.get("sites")}
+    return settings if _is_of_weights(run.norm) else settings | {"placement": run.placement}
+
+
+def _is_of_weights(norm: str) -> bool:
+    try:
+        return norm_info(norm).scope == "weight"
+    except (ValueError, TypeError, ImportError):  # a plug-in that is not to be had here
+        return False
 
 
 def _groups(runs: Sequence[RunRecord], loose: frozenset[str]) -> list[list[RunRecord]]:
@@ -177,12 +191,18 @@ def _groups(runs: Sequence[RunRecord], loose: frozenset[str]) -> list[list[RunRe
         by_core[json.dumps(_settings(run, loose), sort_keys=True, default=str)].append(run)
     groups = []
     for members in by_core.values():
-        bare = [run for run in members if run.norm == "none"]
-        normed: dict[str, list[RunRecord]] = defaultdict(list)
+        placed: dict[str, list[RunRecord]] = defaultdict(list)
         for run in members:
-            if run.norm != "none":
-                normed[json.dumps(_norm_settings(run), sort_keys=True, default=str)].append(run)
-        groups += [group + bare for group in normed.values()] if normed else [bare]
+            placed[json.dumps(_norm_settings(run), sort_keys=True, default=str)].append(run)
+        # A group whose settings are a part of another's joins it; what joins none stands alone.
+        joining = {
+            one: [other for other in placed if json.loads(one).items() < json.loads(other).items()]
+            for one in placed
+        }
+        for key, group in placed.items():
+            if not joining[key]:
+                guests = [run for one, hosts in joining.items() if key in hosts for run in placed[one]]
+                groups.append(group + guests)
     return sorted(groups, key=lambda group: (group[0].model, group[0].task, -len(group)))
 
 

@@ -81,8 +81,11 @@ def test_data_is_known_by_its_content_not_its_place(tmp_path: Path, made: Made) 
     assert len(_cells(tmp_path)) == 2
 
 
-def test_no_norm_joins_any_placement(tmp_path: Path, made: Made) -> None:
-    made("run", tmp_path, "none", model="transformer")
+@pytest.mark.parametrize("guests", [["none"], ["weightnorm"], ["none", "weightnorm"]])
+def test_what_no_placement_concerns_joins_any(tmp_path: Path, made: Made, guests: list[str]) -> None:
+    for guest in guests:
+        made("run", tmp_path, guest, model="transformer", config={"placement": "pre"}, placement="pre")
+    assert len(_cells(tmp_path)) == 1
     for placement in ("pre", "post"):
         for norm in ("layernorm", "rmsnorm"):
             settings = {"placement": placement}
@@ -97,7 +100,8 @@ def test_no_norm_joins_any_placement(tmp_path: Path, made: Made) -> None:
                 run_id=run_id,
             )
     cells = _cells(tmp_path)
-    assert [[arm.norm for arm in cell.arms] for cell in cells] == [["layernorm", "rmsnorm", "none"]] * 2
+    shown = ["layernorm", "rmsnorm", *sorted(guests, reverse=True)]
+    assert [[arm.norm for arm in cell.arms] for cell in cells] == [shown] * 2
 
 
 def test_parameters_tell_arms_of_one_norm_apart(tmp_path: Path, made: Made) -> None:
