@@ -7,6 +7,7 @@ baseline inside each cell. The classes are structured configs: no tuples, no `Li
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 HIGHER_IS_BETTER = ("bleu", "chrf", "accuracy")
 """A metric whose name holds one of these words is better when higher; every other, when lower."""
@@ -53,7 +54,7 @@ class StudyConfig:
     description: str = ""
     """What the study asks and what its sizes mean, in a sentence or two."""
     norms: list[str] = field(default_factory=list)
-    """Names or import strings, the baseline among them."""
+    """Names, import strings or files of conf/norm, the baseline among them."""
     models: list[str] = field(default_factory=list)
     """Names of conf/model."""
     tasks: list[str] = field(default_factory=list)
@@ -86,10 +87,23 @@ class StudyConfig:
     """Norm -> further overrides, such as `norm.p=0.25`."""
     bench: StudyBench = field(default_factory=StudyBench)
     """Which cells are timed, and how."""
+    norm_files: dict[str, Any] = field(default_factory=dict)
+    """Norm -> what its file says, for norms that are files of the user's conf/norm. Filled when the study is
+    read: their runs are recorded under the name in the file."""
     verdict: bool = True
     """False: the report shows numbers and gives no verdict."""
     jobs: StudyJobs = field(default_factory=StudyJobs)
     """How the runs are spread over the machine."""
+
+    def norm_of(self, norm: str) -> tuple[str, dict[str, Any]]:
+        """Return the name that runs of one of `norms` are recorded under, and the parameters it is given."""
+        content = dict(self.norm_files.get(norm, {}))
+        name = str(content.pop("name", norm))
+        for override in self.norm_overrides.get(norm, []):
+            key, _, value = override.partition("=")
+            if key.startswith("norm."):
+                content[key.removeprefix("norm.")] = value
+        return name, content
 
     def cells(self) -> list[str]:
         """All cells, models outside, tasks inside, in the order of the lists."""

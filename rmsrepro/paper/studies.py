@@ -10,7 +10,10 @@ from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.study import StudyConfig, cell_name
 
 SHAPES_THE_STEP = frozenset(
-    {"experiment", "plugins", "norm", "model", "task", "data", "optim", "precision", "placement", "sites"}
+    {
+        *("experiment", "debug", "plugins", "norm", "model", "task", "data", "optim"),
+        *("precision", "placement", "sites"),
+    }
 )
 """First words of the training overrides that a timing of the step has to share."""
 

@@ -257,22 +257,42 @@ def _cell(group: Sequence[RunRecord], study: StudyConfig | None) -> Cell:
 def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: StudyConfig) -> Cell:
     """A study's cell: exactly its norms, one arm each, and its seeds."""
     found = _cell(group, study) if group else None
-    arms = []
-    for norm in study.norms:
-        variants = [arm for arm in found.arms if arm.norm == norm] if found else []
-        kept = max(variants, key=lambda arm: _weight(list(arm.runs.values())), default=None)
+    arms: dict[str, Arm] = {}
+    taken: list[Arm | None] = []
+    # Who is given most parameters chooses first: of two settings of one norm each gets its own.
+    for norm in sorted(study.norms, key=lambda norm: -len(study.norm_of(norm)[1])):
+        name, given = study.norm_of(norm)
+        variants = [arm for arm in found.arms if arm.norm == name] if found else []
+        free = [arm for arm in variants if arm not in taken]
+        kept = max(free or variants, key=lambda arm: _fits(arm, given), default=None)
+        taken.append(kept)
         chosen = {seed: run for seed, run in kept.runs.items() if seed in study.seeds} if kept else {}
-        arms.append(Arm(norm=norm, label=norm_title(norm), params=kept.params if kept else {}, runs=chosen))
+        arms[norm] = Arm(norm=name, label=norm_title(norm), params=kept.params if kept else {}, runs=chosen)
     return Cell(
         model=model,
         task=task,
         label=f"{model} / {task}",
         backend=found.backend if found and study.backend == "auto" else study.backend,
         settings=found.settings if found else {},
-        arms=tuple(arms),
+        arms=tuple(arms[norm] for norm in study.norms),
         baseline=study.baseline,
         seeds=tuple(study.seeds),
     )
+
+
+def _fits(arm: Arm, given: Mapping[str, Any]) -> tuple[int, int, float]:
+    """How well an arm is the one that was given these parameters; of equals the one that has more runs."""
+    return sum(same_value(arm.params.get(key), value) for key, value in given.items()), *_weight(
+        list(arm.runs.values())
+    )
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values of a norm's parameter mean the same, as written in a record or on a command line."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return str(one).lower() == str(other).lower()
 
 
 def _label_apart(cells: list[Cell]) -> list[Cell]:

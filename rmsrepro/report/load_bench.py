@@ -70,6 +70,7 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
     if math.isnan(reduction_low):
         reduction_low, reduction_high = 100 * (1 - high), 100 * (1 - low)
     norm, _, backend = fields.text(entry, "arm").rpartition("/")
+    arm = next((one for one in _entries(result, "arms") if one.get("arm") == entry.get("arm")), entry)
     base_norm, _, base_backend = fields.text(entry, "baseline").rpartition("/")
     aa_low, aa_high = fields.pair(entry.get("aa_ci"))
     return Comparison(
@@ -82,6 +83,7 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
         device=fields.text(entry, "device"),
         threads=fields.integer(entry.get("threads")),
         norm=norm or backend,
+        params=fields.mapping(arm, "norm_params"),
         backend=backend if norm else "",
         baseline_norm=base_norm or base_backend,
         baseline_backend=base_backend if base_norm else "",

@@ -110,6 +110,8 @@ class Comparison:
     device: str
     threads: int | None
     norm: str
+    params: Mapping[str, Any]
+    """The norm's parameters that the bench was given; the others are the norm's own."""
     backend: str
     baseline_norm: str
     baseline_backend: str

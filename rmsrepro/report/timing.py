@@ -9,7 +9,7 @@ from typing import Any
 
 from rmsrepro.config.study import higher_is_better
 from rmsrepro.report import formatting
-from rmsrepro.report.cells import Arm, Cell, flatten
+from rmsrepro.report.cells import Arm, Cell, flatten, same_value
 from rmsrepro.report.records import BenchRecord, Comparison, RunRecord, machine_name
 from rmsrepro.report.statistics import median, time_to_target
 
@@ -83,21 +83,25 @@ def newest(times: Sequence[StepTime]) -> list[StepTime]:
 def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | None:
     """The newest comparison of a whole step of `arm` with the cell's baseline, on the cell's backend.
 
-    Where the bench says what it timed, that must be the cell's model, batch and precision.
+    Where the bench says what it timed, that must be the arm's parameters and the cell's model, batch and
+    precision. Of two settings of a norm the one that says more of the arm's parameters goes first.
     """
-    for time in times:
+
+    def is_meant(time: StepTime) -> bool:
         c = time.comparison
-        if (
+        return (
             c.level == "step"
             and c.model == cell.model
             and c.task in ("", cell.task)
             and c.norm.split("(", 1)[0] == arm.norm
+            and all(same_value(arm.params.get(key), value) for key, value in c.params.items())
             and (not time.measured or (c.baseline_norm.split("(", 1)[0] == cell.baseline and c.like_for_like))
             and cell.backend in ("", c.backend)
             and _same_step(time.settings, cell.settings)
-        ):
-            return time
-    return None
+        )
+
+    # The newest come first, and the first of several that say as much is taken.
+    return max(filter(is_meant, times), key=lambda time: len(time.comparison.params), default=None)
 
 
 def _same_step(timed: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:

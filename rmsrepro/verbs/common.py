@@ -126,7 +126,7 @@ def _plugins_of_overlay(group: str, name: str) -> list[str]:
     folders = [folder for folder in (packaged_conf_dir(), user_conf_dir()) if folder]  # as Hydra searches
     for file in (folder / group / f"{name}.yaml" for folder in folders):
         if file.is_file():
-            plugins = _read(file).get("plugins")
+            plugins = read_keys(file).get("plugins")
             return [str(module) for module in plugins] if isinstance(plugins, ListConfig) else []
     return []
 
@@ -195,10 +195,10 @@ def find_norm(name: str, where: str) -> NormInfo:
 
 
 def _norm_name(file: Path) -> str:
-    return str(_read(file).get("name", ""))
+    return str(read_keys(file).get("name", ""))
 
 
-def _read(file: Path) -> DictConfig:
+def read_keys(file: Path) -> DictConfig:
     """Read a YAML file of keys; empty where it is damaged: composing says what is wrong, if it is chosen."""
     try:
         content = OmegaConf.load(file)

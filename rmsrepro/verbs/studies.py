@@ -19,12 +19,13 @@ from rmsrepro.config.overrides import (
     unknown_choice,
     unquote,
 )
-from rmsrepro.config.paths import group_choices, packaged_conf_dir, user_conf_dir
+from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, user_conf_dir
 from rmsrepro.config.schema import DataConfig
 from rmsrepro.config.study import StudyConfig, cell_name
 from rmsrepro.data.parallel import PARALLEL_SOURCES
 from rmsrepro.data.text import TEXT_SOURCES
 from rmsrepro.paper.studies import check_study, override_key
+from rmsrepro.verbs.common import read_keys
 
 HARMLESS = (
     "out_dir",
@@ -51,7 +52,14 @@ def load_study(name: str) -> StudyConfig:
     files = [file for folder in folders if (file := folder / "study" / f"{name}.yaml").is_file()]
     if not files:
         raise UserError(unknown_choice("study", name, group_choices("study")))
-    return read_study(files[0])
+    return _with_norm_files(read_study(files[0]))
+
+
+def _with_norm_files(study: StudyConfig) -> StudyConfig:
+    """Note what the norms that are files of the user's conf/norm stand for."""
+    files = {file.stem: file for file in own_files("norm") if file.stem in study.norms}
+    contents = {norm: OmegaConf.to_container(read_keys(file)) for norm, file in files.items()}
+    return replace(study, norm_files=contents)
 
 
 def read_study(file: Path) -> StudyConfig:
@@ -130,7 +138,7 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
     if changed:
         study = replace(study, name=f"{study.name}_modified", title=f"{study.title or study.name} (modified)")
     check_study(study)
-    return study, rest
+    return _with_norm_files(study), rest
 
 
 def _fitting_tasks(study: StudyConfig, data: str) -> list[str]:

@@ -73,9 +73,10 @@ def test_a_bench_shares_what_shapes_the_step() -> None:
     )
 
 
-def test_a_bench_imports_the_plugins_of_its_study() -> None:
-    (job,) = bench_jobs(replace(STUDY, overrides=[*STUDY.overrides, "plugins=[my_norms]", "tracker=none"]))
-    assert "plugins=[my_norms]" in job.overrides
+def test_a_bench_has_the_plugins_and_overlays_of_its_study() -> None:
+    more = ["plugins=[my_norms]", "debug=fast", "tracker=none"]
+    (job,) = bench_jobs(replace(STUDY, overrides=[*STUDY.overrides, *more]))
+    assert {"plugins=[my_norms]", "debug=fast"} <= set(job.overrides)
     assert "tracker=none" not in job.overrides
 
 

@@ -158,3 +158,35 @@ def test_settings_that_a_study_gives_one_norm_do_not_part_it_from_the_others(
     study = made("study", norm_overrides={"rmsnorm": ["optim.lr=0.01"]}, seeds=[1])
     (cell,) = _cells(tmp_path, study)
     assert [sorted(arm.runs) for arm in cell.arms] == [[1], [1], []]
+
+
+def test_two_settings_of_one_norm_in_a_study_are_two_arms(tmp_path: Path, made: Made) -> None:
+    made("arm", tmp_path, "layernorm", [2.0])
+    for scale in (0.25, 1.0, 0.5):
+        given = {"norm": {"name": "mine:Scaled"} | ({"scale": scale} if scale != 1 else {})}
+        named = {"run_id": f"scaled-{scale}", "norm_params": {"scale": scale}}
+        made("arm", tmp_path, "mine:Scaled", [1.0 + scale], config=given, **named)
+    study = made(
+        "study",
+        norms=["layernorm", "mine:Scaled", "half", "quarter"],
+        norm_files={"half": {"name": "mine:Scaled", "scale": 0.5}, "quarter": {"name": "mine:Scaled"}},
+        norm_overrides={"quarter": ["norm.scale=.25"]},
+        seeds=[1],
+    )
+    (cell,) = _cells(tmp_path, study)
+    assert [(arm.norm, arm.label, arm.params.get("scale")) for arm in cell.arms] == [
+        ("layernorm", "LayerNorm", None),
+        ("mine:Scaled", "mine:Scaled", 1.0),
+        ("mine:Scaled", "half", 0.5),
+        ("mine:Scaled", "quarter", 0.25),
+    ]
+    assert [arm.runs[1].metrics["val_loss"] for arm in cell.arms[1:]] == [2.0, 1.5, 1.25]
+
+
+def test_two_names_for_one_run_share_it(tmp_path: Path, made: Made) -> None:
+    made("arm", tmp_path, "layernorm", [2.0])
+    made("arm", tmp_path, "rmsnorm", [1.5])
+    files = {"soft": {"name": "rmsnorm"}}
+    study = made("study", norms=["layernorm", "rmsnorm", "soft"], norm_files=files, seeds=[1])
+    (cell,) = _cells(tmp_path, study)
+    assert [arm.runs[1].norm for arm in cell.arms] == ["layernorm", "rmsnorm", "rmsnorm"]

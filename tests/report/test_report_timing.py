@@ -13,7 +13,7 @@ import pytest
 from rmsrepro.report.cells import build_cells
 from rmsrepro.report.load import load_records
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
-from rmsrepro.report.timing import newest, step_times
+from rmsrepro.report.timing import newest, step_time_of, step_times
 
 Made = Callable[..., Any]
 
@@ -161,3 +161,30 @@ def test_a_step_in_training_has_a_time_and_no_percentage(card: Callable[..., Sco
     built = card()
     assert built.baselines[0].unpaired_ms == "50 ms"
     assert "%" not in built.rows[0].unpaired_ms
+
+
+def test_a_timing_is_of_the_arms_own_parameters(tmp_path: Path, made: Made) -> None:
+    made("arm", tmp_path, "layernorm", [2.0])
+    for p in (0.25, 0.0625):
+        given = {"norm": {"name": "prmsnorm"} | ({"p": p} if p != 0.0625 else {})}
+        made("arm", tmp_path, "prmsnorm", [2.0], run_id=f"run-{p}", config=given, norm_params={"p": p})
+    labels: dict[str, dict[str, float]] = {
+        "prmsnorm/composite": {},
+        "prmsnorm(p=0.25)/composite": {"p": 0.25},
+    }
+    made(
+        "bench",
+        tmp_path,
+        [made("comparison", arm=label, ratio=ratio) for label, ratio in zip(labels, (0.9, 0.6), strict=True)],
+        arms=[{"arm": label, "norm": "prmsnorm", "norm_params": params} for label, params in labels.items()],
+    )
+    records = load_records(tmp_path)
+    (cell,) = build_cells(records.runs, None)[0]
+    times = step_times(records.benches)
+    arms = {arm.params["p"]: arm for arm in cell.arms if arm.norm == "prmsnorm"}
+    found = {p: step_time_of(cell, arm, times) for p, arm in arms.items()}
+    ratios = {p: time.comparison.ratio for p, time in found.items() if time is not None}
+    assert ratios == {0.25: 0.6, 0.0625: 0.9}
+    # A timing of other parameters says nothing of an arm.
+    of_others = [time for time in times if time.comparison.params]
+    assert step_time_of(cell, arms[0.0625], of_others) is None
