@@ -7,7 +7,7 @@
     batchnorm.py  the norm over positions
     linear.py     normed_linear, and norms of weights
     backends/     how they are computed
-    registry.py   names, registering one's own
+    registry.py   names, registering one's own; signatures.py reads the parameters of a user's class
     factory.py    build_norm, NormSpec, the choice of a backend
     roles.py      which parameters belong to norms
 

@@ -16,21 +16,19 @@ no torch; looking up a user's norm imports what the user's module imports.
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
-import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from rmsrepro.config.errors import nearest
 from rmsrepro.norms.backends import BACKENDS, refusal
-from rmsrepro.norms.checks import check_eps, coerce
 from rmsrepro.norms.making import make_params
-from rmsrepro.norms.params import BUILTIN_PARAMS, NormParams
+from rmsrepro.norms.params import BUILTIN_PARAMS
 from rmsrepro.norms.roles import norm_takes_mask
+from rmsrepro.norms.signatures import check_defaults, import_path, params_from_signature, size_keyword
 
 ENTRY_POINT_GROUP = "rmsrepro.norms"
 SCOPES = ("activation", "weight")
@@ -133,7 +131,7 @@ def register_norm(
     def decorate(cls: Class) -> Class:
         known = _BUILTIN.get(name) or _registered.get(name)
         if known is not None and known.factory is not cls:
-            owner = known.source if known.factory is None else _path(known.factory)
+            owner = known.source if known.factory is None else import_path(known.factory)
             raise ValueError(
                 f"the norm {name!r} is registered already ({owner}); choose another name"
                 + ("" if known.factory is None else f", or call unregister_norm({name!r}) first")
@@ -154,10 +152,6 @@ def unregister_norm(name: str) -> None:
         raise ValueError(f"the norm {name!r} was not registered{nearest(name, _registered)}")
 
 
-def _path(cls: type[Any]) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def _user_norm(
     name: str,
     cls: object,
@@ -175,10 +169,7 @@ def _user_norm(
     elif not is_dataclass(params):
         raise TypeError(f"params of the norm {name!r} must be a dataclass, got {params!r}")
     else:
-        hints = typing.get_type_hints(params)
-        for one in fields(params):
-            if one.default is not MISSING:
-                coerce(f"{name}.{one.name}", one.default, hints[one.name])
+        check_defaults(name, params)
     doc = (cls.__doc__ or "").strip().partition("\n")[0]
     return NormInfo(
         name=name,
@@ -186,82 +177,11 @@ def _user_norm(
         scope=scope,
         backends=("composite",),
         summary=doc if summary is None else summary,
-        source=_path(cls) if source is None else source,
+        source=import_path(cls) if source is None else source,
         takes_mask=scope == "activation" and norm_takes_mask(cls),
         factory=cls,
         size_keyword=size_keyword(cls),
     )
-
-
-_FACTORY_ARGUMENTS = ("device", "dtype")
-"""What torch's own layers take beside their parameters; the model decides about it, not its norm."""
-_RESERVED = ("name", "dim", "backend", "norm", "flags")
-"""Names that mean something else in `build_norm`, `norm.name` or `NormParams`."""
-
-
-def params_from_signature(name: str, cls: type[Any]) -> type[NormParams]:
-    """Make the parameter dataclass of a user's norm from the signature of its `__init__`.
-
-    The first parameter is the size of the last dimension; each other one becomes a field with its annotation
-    (or its default's type) and default. A float named eps must not be negative.
-
-    Raises:
-        TypeError: no first parameter, or a type that cannot be configured.
-    """
-    where = f"the norm {name!r} ({_path(cls)})"
-    # cls.__init__ is read on purpose: the parameters are those of the class as it is now.
-    init: Callable[..., None] = cls.__init__
-    _, *parameters = inspect.signature(init).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or not (parameters[0].kind in positional or size_keyword(cls)):
-        raise TypeError(f"{where} must take the size of the last dimension as its first parameter")
-    try:
-        hints = typing.get_type_hints(init)
-    except (NameError, TypeError) as error:
-        raise TypeError(f"{where}: an annotation of __init__ cannot be read: {error}") from error
-    members: list[tuple[str, Any, Any]] = []
-    for parameter in parameters[1:]:
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            continue
-        if parameter.name in _FACTORY_ARGUMENTS and parameter.default is None:
-            continue
-        if parameter.name in _RESERVED:
-            raise TypeError(f"{where}: a parameter cannot be called {parameter.name!r} here; rename it")
-        has_default = parameter.default is not inspect.Parameter.empty
-        told_by_default = has_default and parameter.default is not None
-        kind = hints.get(parameter.name, type(parameter.default) if told_by_default else None)
-        if kind is None:
-            raise TypeError(
-                f"{where}: the parameter {parameter.name!r} needs an annotation or a default"
-                + (" other than None" if has_default else "")
-            )
-        metadata = {"check": check_eps} if parameter.name == "eps" and kind is float else {}
-        if has_default:
-            # A default of a wrong type is the author's mistake: it shows here and not in the user's run.
-            coerce(f"{name}.{parameter.name}", parameter.default, kind)
-        default = parameter.default if has_default else MISSING
-        members.append((parameter.name, kind, field(default=default, metadata=metadata)))
-    return make_dataclass(
-        f"{cls.__name__}Params",
-        members,
-        bases=(NormParams,),
-        frozen=True,
-        kw_only=True,
-        namespace={"norm": name, "__module__": cls.__module__},
-    )
-
-
-def size_keyword(cls: type[Any]) -> str | None:
-    """Return the keyword of a class that takes the size of the last dimension by keyword only; else None.
-
-    That is its first parameter, one without a default: `def __init__(self, *, normalized_shape, eps=1e-5)`.
-    """
-    init: Callable[..., None] = cls.__init__
-    _, *parameters = inspect.signature(init).parameters.values()
-    first = parameters[0] if parameters else None
-    if first is None or first.kind is not inspect.Parameter.KEYWORD_ONLY:
-        return None
-    return first.name if first.default is inspect.Parameter.empty else None
 
 
 # -------------------------------------------------------------------------------------- looking up

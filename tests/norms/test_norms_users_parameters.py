@@ -163,6 +163,8 @@ def test_layers_of_torch(name: str, expected: dict[str, Any], weights: set[str])
     assert {key for key, _ in norm.named_parameters()} == weights
     assert list(build_norm(name, 4, elementwise_affine=False, eps=0.5).parameters()) == []
     x = torch.tensor([[1.0, 2, 3, 6]])
+    with pytest.raises(ValueError, match="eps must be 0 or more, got -1"):
+        build_norm(name, 4, eps=-1)
     own = build_norm(name.rpartition(":")[2].lower(), 4, eps=0.5, backend="composite")
     assert torch.allclose(build_norm(name, 4, eps=0.5)(x), own(x))
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data import build_data
-from rmsrepro.norms import registry
+from rmsrepro.norms import registry, unregister_norm
 from rmsrepro.runs.checkpoints import load_checkpoint, restore
 from rmsrepro.runs.execution import tokenizer_cache
 from rmsrepro.runs.result import RunResult
@@ -119,6 +119,27 @@ class Masked(nn.Module):
         kept = x if mask is None else x * mask.unsqueeze(-1)
         count = x[..., 0].numel() if mask is None else mask.sum().clamp_min(1)
         return x / (kept.square().flatten(0, -2).sum(0) / count + 1e-5).sqrt() * self.weight
+'''
+WEIGHTS = '''
+import torch
+from torch import nn
+
+from rmsrepro.norms import register_norm
+
+
+@register_norm("by_largest", scope="weight")
+class ByLargest(nn.Module):
+    """Rows of a linear map over their largest entry."""
+
+    def __init__(self, rows, *, eps: float = 1e-6):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(rows)), eps
+
+    def forward(self, v):
+        return v / (v.abs().amax(-1, keepdim=True) + self.eps) * self.weight.unsqueeze(-1)
+
+    def match(self, v):
+        self.weight.data.copy_(v.abs().amax(-1) + self.eps)
 '''
 NORMS = {
     "Needs": ["norm.strength=0.5"],
@@ -227,6 +248,23 @@ def test_a_norm_over_positions_is_refused_where_it_would_see_what_is_to_come(
     with pytest.raises(UserError, match="its statistics would see the tokens to come"):
         train(make_config(model, "lm", f"norm={users}:Masked"), console=QUIET)
     assert not Path("outputs").exists()
+
+
+def test_a_norm_of_weights(make_config: Make, users: str) -> None:
+    Path("users_package/weights.py").write_text(WEIGHTS)
+    try:
+        for model, task in (("gru", "translation"), ("transformer", "lm")):
+            plugins = "plugins=[users_package.weights]"
+            first = ["trainer.max_steps=1", "optim.lr=0"]
+            losses = [
+                val_loss(train(make_config(model, task, plugins, f"norm={norm}", *first), console=QUIET))
+                for norm in ("by_largest", "none")
+            ]
+            # Its gains start where the maps are those of the model without a norm.
+            assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+            check(make_config, "by_largest", [plugins], model, task)
+    finally:
+        unregister_norm("by_largest")
 
 
 def test_a_norm_that_is_no_longer_there(make_config: Make, users: str) -> None:
