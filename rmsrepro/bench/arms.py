@@ -1,47 +1,19 @@
-"""Which arms a bench has, and the step that each of them does."""
+"""Which norms a bench times, and against which baseline."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from rmsrepro.bench.cells import Arm, Contestant
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.resolve import resolve
-from rmsrepro.config.schema import Backend, TrainConfig
-from rmsrepro.data import build_data
 from rmsrepro.norms import BackendUnavailable, NormSpec, resolve_backend
 from rmsrepro.norms.given import check_task
-from rmsrepro.runs.execution import tokenizer_cache
-from rmsrepro.runs.seeding import seed_dropout
-from rmsrepro.tasks import Task, build_optimizer, build_task
 
 BASELINE = "layernorm"
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One norm on one backend. The baseline is built and timed as two independent twins."""
-
-    label: str
-    """`norm/backend`, with the parameters where two arms would otherwise have the same label."""
-    norm: str
-    params: dict[str, Any]
-    backend: str
-    is_baseline: bool = False
-    unavailable: str | None = None
-    """Why this backend cannot do it, or this task not have it."""
-
-    @property
-    def twins(self) -> list[str]:
-        """The names under which it is sampled."""
-        return [f"{self.label}#1", f"{self.label}#2"] if self.is_baseline else [self.label]
+REFERENCE_BACKEND = "composite"
+"""The backend whose first loss the other backends of a norm must reproduce."""
 
 
 def arrange_arms(norms: Iterable[Mapping[str, Any]], task: str | None = None) -> tuple[list[Arm], list[str]]:
@@ -98,102 +70,24 @@ def _why_unavailable(name: str, params: Mapping[str, Any], backend: str, task: s
     return None
 
 
-def check_base(base: TrainConfig) -> None:
-    """Raise UserError where the config leaves no place for a norm: all arms would be the same."""
-    if (base.model.name == "gru" and not base.sites) or (
-        base.model.name != "gru" and base.placement.value == "none"
-    ):
-        raise UserError(
-            f"model={base.model.name} with placement={base.placement.value} and "
-            f"{len(base.sites)} sites has no norm in it, so there is nothing to compare; "
-            "set placement (Transformer) or sites (GRU)"
+def contestants(arms: Sequence[Arm]) -> list[Contestant]:
+    """Say of each arm what it is compared with, and which loss it must reproduce."""
+    baselines = {arm.backend: arm.label for arm in arms if arm.is_baseline}
+    references = {_computes(arm): arm.label for arm in arms if arm.backend == REFERENCE_BACKEND}
+    found = []
+    for arm in arms:
+        is_norm = arm.role == "norm"
+        reference = references.get(_computes(arm)) if is_norm else arm.against
+        found.append(
+            Contestant(
+                label=arm.label,
+                twins=arm.twins,
+                baseline=baselines.get(arm.backend, arm.label) if is_norm else arm.against,
+                reference=None if reference == arm.label else reference,
+            )
         )
+    return found
 
 
-def arm_config(base: TrainConfig, arm: Arm) -> TrainConfig:
-    """The training config of `arm`: `base` with its norm and backend."""
-    return resolve(replace(base, norm={"name": arm.norm, **arm.params}, backend=Backend(arm.backend)))
-
-
-@dataclass
-class PreparedData:
-    """The batches of the timed steps, and what building a task needs to know about the data."""
-
-    batches: list[Any]
-    src_vocab: int
-    tgt_vocab: int
-    shape: str
-    """Of the first batch, as text."""
-
-    def bytes_per_token(self, split: str) -> float:
-        """Unknown here: a timing reports no quality."""
-        return math.nan
-
-
-def prepare_data(base: TrainConfig, num_batches: int) -> PreparedData:
-    """Draw real training batches for `num_batches` updates."""
-    accumulate = base.trainer.accumulate
-    cache = tokenizer_cache(base)
-    data = build_data(base.data, base.task.name, seed=base.seed, accumulate=accumulate, cache_dir=cache)
-    batches = list(islice(iter(data.train_dataloader()), num_batches * accumulate))
-    return PreparedData(
-        batches=batches,
-        src_vocab=data.src_vocab,
-        tgt_vocab=data.tgt_vocab,
-        shape=_shape(batches[0]),
-    )
-
-
-def _shape(batch: Any) -> str:
-    if hasattr(batch, "inputs"):
-        return "x".join(str(size) for size in batch.inputs.shape)
-    source, target = batch.src.shape, batch.tgt_in.shape
-    return f"{source[0]}x{source[1]}->{target[1]}"
-
-
-class TrainingStep:
-    """One optimiser update, as a bare loop: what training does in a step, without a framework.
-
-    batch -> forward -> loss -> backward (over the accumulated batches) -> clip -> optimiser ->
-    schedule. The batches lie on the device already and are used in turn, over and over.
-    """
-
-    def __init__(self, config: TrainConfig, data: PreparedData, device: torch.device) -> None:
-        self._task: Task = build_task(config, data)
-        self._task.to(device)
-        self._task.train()
-        self._optimizer, self._schedule = build_optimizer(
-            self._task.model, config.optim, config.trainer.max_steps
-        )
-        self._batches: Sequence[Any] = [batch.to(device) for batch in data.batches]
-        self._accumulate = config.trainer.accumulate
-        self._device_type = device.type
-        self._mixed = config.precision == "bf16-mixed"
-        self._seed = config.seed
-        self._next = 0
-
-    def __call__(self) -> None:
-        accumulate = self._accumulate
-        for number in range(accumulate):
-            batch = self._batches[self._next]
-            self._next = (self._next + 1) % len(self._batches)
-            with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._mixed):
-                loss = self._task.training_step(batch, number)
-            (loss / accumulate if accumulate > 1 else loss).backward()
-        self._task.configure_gradient_clipping(self._optimizer)
-        self._optimizer.step()
-        self._schedule.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def seed(self) -> None:
-        """Start dropout from the run's seed, so that the first losses of all arms are comparable."""
-        seed_dropout(self._seed)
-
-    def loss(self) -> float:
-        """Training loss of the last batch, in nats a token. Waits for the device."""
-        last: Tensor | None = self._task.last_loss
-        return math.nan if last is None else float(last)
-
-    def tidy(self) -> None:
-        """Forget what the task collects for its records. Outside the clock."""
-        self._task.pop_training_metrics()
+def _computes(arm: Arm) -> tuple[str, str, str]:
+    return arm.role, arm.norm, repr(sorted(arm.params.items()))

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import rmsrepro
-from rmsrepro.bench.arms import Arm, arrange_arms
+from rmsrepro.bench.cells import Arm
+from rmsrepro.bench.levels import get_level
 from rmsrepro.config.bench import BenchConfig
-from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig
-from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import read_json, to_json
 
 _NOT_DECISIVE = ("timeout_s", "lock_wait_s", "reuse", "norms", "backends", "cells", "max_other_load")
 """Fields of BenchConfig that do not touch the numbers (the arms enter by what they resolve to)."""
-_PATHS = ("path", "cache_dir", "train", "val", "test")
 
 
 def thread_setting(config: BenchConfig, base: TrainConfig) -> int | None:
@@ -30,13 +28,12 @@ def thread_setting(config: BenchConfig, base: TrainConfig) -> int | None:
 
 def bench_key(config: BenchConfig, base: TrainConfig, norms: Iterable[Mapping[str, Any]]) -> str:
     """Return a hash of everything that decides the numbers: what is timed, how, on what, with what."""
-    arms, _ = arrange_arms(norms, base.task.name)
+    arms, _ = get_level(config.name).arrange(norms, base)
     return key_of_arms(config, base, arms)
 
 
 def key_of_arms(config: BenchConfig, base: TrainConfig, arms: Iterable[Arm]) -> str:
     """`bench_key` for arms that are arranged already."""
-    data = {name: value for name, value in plain(base.data).items() if name.split("_")[0] not in _PATHS}
     content = {
         "package": rmsrepro.__version__,
         "machine": machine(),
@@ -44,18 +41,8 @@ def key_of_arms(config: BenchConfig, base: TrainConfig, arms: Iterable[Arm]) -> 
         "threads": thread_setting(config, base) or os.environ.get("OMP_NUM_THREADS", "torch's choice"),
         "bench": {name: value for name, value in asdict(config).items() if name not in _NOT_DECISIVE},
         "arms": [asdict(arm) for arm in arms],
-        "model": plain(base.model),
-        "task": plain(base.task),
-        "data": data,
-        "data_hash": data_fingerprint(base.data, base.task.name),
-        "optim": plain(base.optim),
-        "accumulate": base.trainer.accumulate,
-        "max_steps": base.trainer.max_steps,
         "accelerator": base.trainer.accelerator,
-        "placement": base.placement.value,
-        "sites": sorted(site.value for site in base.sites),
-        "precision": base.precision,
-        "seed": base.seed,
+        **get_level(config.name).identity(base),
     }
     return hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:16]
 

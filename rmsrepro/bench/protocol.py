@@ -2,8 +2,8 @@
 
 An arm is a function of no arguments that does one step. In a round every arm runs once, in a random
 order: whatever the machine does (frequency, other load, memory) meets all arms alike, and the ratio
-formed within the round is free of it. Every arm does the same number of steps in each phase, so arms
-that walk through the same batches are on the same batches in the same round.
+formed within the round is free of it. Where steps walk through batches of different size, every arm does the
+same number of steps in each phase, so that in one round all arms are on the same batches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from rmsrepro.bench.planning import Plan
 from rmsrepro.bench.statistics import BlockSample
@@ -23,8 +24,12 @@ from rmsrepro.bench.statistics import BlockSample
 Step = Callable[[], object]
 Synchronize = Callable[[], None]
 
+EVENT_RESOLUTION_S = 1e-6
+"""CUDA states half a microsecond for its events; there are two of them."""
 RESOLUTION_SHARE = 1e-3
 """A block is so long that the clock's resolution is below this share of it."""
+MOST_STEPS = 2**20
+"""Steps in a block that the search for a long enough one ends with."""
 LEAD_IN_BELOW_S = 0.05
 """Steps shorter than this get one untimed step at the start of a block, which brings the arm's own
 data back into the caches; for longer steps the caches make no difference."""
@@ -39,7 +44,7 @@ def no_synchronize() -> None:
 
 
 class Clock:
-    """Reads the time in seconds, after everything asked of the device is done.
+    """Takes times in seconds, from and to moments at which everything asked of the device is done.
 
     Args:
         synchronize: waits for the device; called before each reading.
@@ -60,6 +65,38 @@ class Clock:
     def read(self) -> float:
         self._synchronize()
         return self._now()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return how long `work` takes."""
+        start = self.read()
+        work()
+        return self.read() - start
+
+
+class EventClock(Clock):
+    """Takes times on a GPU with a pair of events at the edges of the work.
+
+    Both are recorded in the stream, so that what is timed begins and ends on the device: the wait of the
+    processor for it is not part. The device is waited for once before and once after.
+
+    Args:
+        synchronize: waits for the device.
+        new_event: makes an event with `record`, `synchronize` and `elapsed_time` (in milliseconds), as
+            torch.cuda.Event(enable_timing=True) does.
+    """
+
+    def __init__(self, synchronize: Synchronize, new_event: Callable[[], Any]) -> None:
+        super().__init__(synchronize, resolution=EVENT_RESOLUTION_S)
+        self._new_event = new_event
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        start, end = self._new_event(), self._new_event()
+        self._synchronize()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
 
 
 def _measured_resolution(now: Callable[[], float]) -> float:
@@ -86,12 +123,18 @@ def _no_collection() -> Iterator[None]:
 
 
 def timed_block(step: Step, count: int, clock: Clock) -> float:
-    """Seconds that `count` calls of `step` take together."""
-    with _no_collection():
-        start = clock.read()
+    """Seconds that `count` calls of `step` take together, or one call of its `repeat` where it has one."""
+    repeat: Callable[[int], object] | None = getattr(step, "repeat", None)
+
+    def work() -> None:
+        if repeat is not None:
+            repeat(count)
+            return
         for _ in range(count):
             step()
-        return clock.read() - start
+
+    with _no_collection():
+        return clock.seconds(work)
 
 
 @dataclass(frozen=True)
@@ -114,6 +157,8 @@ class PairedTimer:
         clock: reads the time.
         seed: of the order of the arms in each round.
         on_round: called between rounds, outside the clock, with the number of rounds done.
+        equal_steps: whether all arms do the same number of steps in a block.
+        twins: lists of names that are one arm: they do the same number of steps in any case.
     """
 
     def __init__(
@@ -123,6 +168,8 @@ class PairedTimer:
         *,
         seed: int,
         on_round: Callable[[int], None] | None = None,
+        equal_steps: bool = True,
+        twins: Sequence[Sequence[str]] = (),
     ) -> None:
         if not arms:
             raise ValueError("there is no arm to time")
@@ -130,6 +177,8 @@ class PairedTimer:
         self._clock = clock
         self._order = random.Random(seed)
         self._on_round = on_round
+        self._equal_steps = equal_steps
+        self._twins = [list(names) for names in twins]
 
     def warm_up(self, least_s: float, most_s: float, *, least_steps: int = 1) -> WarmUp:
         """Run the arms in windows for `least_s` in all and `least_steps` each, and on until stable.
@@ -159,34 +208,48 @@ class PairedTimer:
                 if stable or spent >= most_s:
                     return WarmUp(steps=total_steps, seconds=seconds, stable=stable)
 
-    def block_plan(self, *, least_block_s: float) -> tuple[int, int]:
-        """Steps in a block, and untimed steps before it, from one more step of each arm.
+    def block_plan(self, *, least_block_s: float) -> tuple[dict[str, int], int]:
+        """Steps of each arm in a block, and untimed steps before it.
 
-        All arms get the same number, set by the fastest one.
+        A block lasts at least `least_block_s`, and so long that the clock resolves it. Where all arms do the
+        same number of steps, the fastest one sets it.
         """
-        fastest = min(timed_block(step, 1, self._clock) for step in self._arms.values())
-        fastest = max(fastest, self._clock.resolution)
         least = max(least_block_s, self._clock.resolution / RESOLUTION_SHARE)
-        return max(1, math.ceil(least / fastest)), 1 if fastest < LEAD_IN_BELOW_S else 0
+        seconds = {name: self._step_seconds(step, least) for name, step in self._arms.items()}
+        fastest = min(seconds.values())
+        for names in [list(self._arms)] if self._equal_steps else self._twins:
+            seconds.update(dict.fromkeys(names, min(seconds[name] for name in names)))
+        steps = {name: max(1, math.ceil(least / one - 1e-9)) for name, one in seconds.items()}
+        return steps, 1 if fastest < LEAD_IN_BELOW_S else 0
 
-    def rounds(self, plan: Plan, *, process: int = 0) -> list[BlockSample]:
+    def _step_seconds(self, step: Step, least_block_s: float) -> float:
+        """Seconds of one step: from a single one where all arms must keep pace, else from enough of them."""
+        count = 1
+        while True:
+            seconds = timed_block(step, count, self._clock)
+            if self._equal_steps or seconds >= least_block_s / 4 or count >= MOST_STEPS:
+                return max(seconds, self._clock.resolution) / count
+            count *= 2
+
+    def rounds(self, plan: Plan, *, process: int = 0, cell: str = "") -> list[BlockSample]:
         """Measure `plan.rounds` rounds."""
         samples = []
         names = list(self._arms)
         for number in range(plan.rounds):
             for position, name in enumerate(self._shuffled(names)):
-                step = self._arms[name]
+                step, count = self._arms[name], plan.steps_in_block[name]
                 for _ in range(plan.lead_in):
                     step()
-                seconds = timed_block(step, plan.steps_in_block, self._clock)
+                seconds = timed_block(step, count, self._clock)
                 samples.append(
                     BlockSample(
                         process=process,
                         round=number,
                         position=position,
                         arm=name,
-                        seconds_per_step=seconds / plan.steps_in_block,
-                        steps_in_block=plan.steps_in_block,
+                        seconds_per_step=seconds / count,
+                        steps_in_block=count,
+                        cell=cell,
                     )
                 )
             gc.collect(1)

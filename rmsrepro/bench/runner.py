@@ -9,33 +9,24 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import rmsrepro
-from rmsrepro.bench.arms import Arm, PreparedData, arrange_arms, check_base, prepare_data
-from rmsrepro.bench.identity import bench_dir, find_reusable, key_of_arms, thread_setting
-from rmsrepro.bench.processes import ProcessFailed, run_worker
-from rmsrepro.bench.record import ResultTables, samples_csv
+from rmsrepro.bench.identity import bench_dir, find_reusable, key_of_arms
+from rmsrepro.bench.levels import get_level
+from rmsrepro.bench.measuring import BenchError, measure
+from rmsrepro.bench.record import samples_csv
+from rmsrepro.bench.result import bench_result
 from rmsrepro.bench.statistics import BlockSample
 from rmsrepro.config.bench import BenchConfig, check_bench_config
-from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig
-from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import Locked, lock, read_json, to_json, write_atomic
 from rmsrepro.runs.identity import slug
 
-SCHEMA_VERSION = 1
-LEAST_TIMEOUT_S = 180.0
-
 Progress = Callable[[str], None]
-
-
-class BenchError(RuntimeError):
-    """A bench that could not give a result; the message names what failed."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ def run_bench(
     norms: Iterable[Mapping[str, Any]],
     on_progress: Progress = lambda line: None,
 ) -> BenchResult:
-    """Time a training step of `base` with each of `norms`, and write outputs/bench/<id>/.
+    """Time each of `norms` at the level `config.name`, and write outputs/bench/<id>/.
 
     Args:
         base: a resolved training config; its own norm and backend are not used.
@@ -101,10 +92,11 @@ def run_bench(
         BenchError: fewer than two processes gave samples, or another bench would not end.
     """
     check_bench_config(config)
-    check_base(base)
-    arms, notes = arrange_arms(norms, base.task.name)
-    if all(arm.unavailable is not None for arm in arms):
-        reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms)
+    level = get_level(config.name)
+    level.check(config, base)
+    arms, notes = level.arrange(norms, base)
+    if all(arm.unavailable is not None for arm in arms if arm.role == "norm"):
+        reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms if arm.unavailable is not None)
         raise BenchError(f"none of the arms is available here. {reasons}")
     key = key_of_arms(config, base, arms)
     if config.reuse:
@@ -119,121 +111,19 @@ def run_bench(
         tempfile.TemporaryDirectory(prefix="rmsrepro-bench-") as scratch,
     ):
         began = time.monotonic()
-        on_progress("preparing batches")
-        data = prepare_data(base, config.num_batches)
-        torch.save(data, Path(scratch) / "data.pt")
-        outcomes, failures = _measure(config, base, arms, Path(scratch), on_progress)
-    result = _result(config, base, arms, notes, key, data, outcomes, failures)
+        on_progress("preparing")
+        prepared = level.prepare(config, base)
+        torch.save(prepared, Path(scratch) / "data.pt")
+        cells = level.cells(config, base, prepared)
+        measured = measure(config, base, arms, cells, Path(scratch), on_progress)
+    result = bench_result(level, config, base, arms, cells, measured)
+    result["key"] = key
+    result["notes"] = notes
     result["created"] = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started))
     result["wall_s"] = time.monotonic() - began
-    samples = _samples(outcomes)
-    path = _write(result, samples, base, started)
+    path = _write(result, measured.samples(), base, started)
     on_progress(f"written: {path}")
     return BenchResult(path, result)
-
-
-def _measure(
-    config: BenchConfig, base: TrainConfig, arms: list[Arm], scratch: Path, on_progress: Progress
-) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Run the processes; return what they found, and how the others failed, by number."""
-    share = config.budget_s / config.processes
-    timeout_s = config.timeout_s if config.timeout_s is not None else max(LEAST_TIMEOUT_S, 10 * share)
-    threads = thread_setting(config, base)
-    plan: dict[str, Any] | None = None
-    outcomes: list[dict[str, Any]] = []
-    failures: dict[int, str] = {}
-    for number in range(config.processes):
-        head = f"process {number + 1} of {config.processes}"
-
-        def tell(event: Mapping[str, Any], head: str = head) -> None:
-            done = f" {event['done']} of {event['total']}" if event.get("total") else ""
-            on_progress(f"{head}: {event.get('phase')}{done}")
-
-        spec = {
-            "process": number,
-            "threads": threads,
-            "bench": asdict(config),
-            "base": plain(base) | {"norm": {"name": "layernorm"}},
-            "arms": [asdict(arm) for arm in arms if arm.unavailable is None],
-            "data": str(scratch / "data.pt"),
-            "plan": plan,
-        }
-        try:
-            outcome = run_worker(spec, scratch, timeout_s=timeout_s, on_event=tell)
-        except ProcessFailed as error:
-            failures[number] = str(error)
-            on_progress(f"{head} failed: {error}")
-            if config.processes - len(failures) < 2 or (len(failures) == 2 and not outcomes):
-                break
-            continue
-        outcomes.append({**outcome, "process": number})
-        # Whatever the first one found stands for all: plan and number of threads.
-        plan = outcome["plan"] or plan
-        threads = outcome["threads"]
-    if len(outcomes) < 2:
-        named = "; ".join(f"process {number}: {reason}" for number, reason in failures.items())
-        raise BenchError(
-            f"only {len(outcomes)} of {config.processes} measuring processes gave a result, and an interval "
-            f"needs 2. {named}"
-        )
-    return outcomes, failures
-
-
-def _samples(outcomes: Iterable[Mapping[str, Any]]) -> list[BlockSample]:
-    return [BlockSample(*values) for outcome in outcomes for values in outcome["samples"]]
-
-
-def _result(
-    config: BenchConfig,
-    base: TrainConfig,
-    arms: list[Arm],
-    notes: list[str],
-    key: str,
-    data: PreparedData,
-    outcomes: list[dict[str, Any]],
-    failures: Mapping[int, str],
-) -> dict[str, Any]:
-    facts = {
-        "level": config.name,
-        "model": base.model.name,
-        "size": base.model.size.value,
-        "task": base.task.name,
-        "data": base.data.name,
-        "placement": base.placement.value,
-        "shape": data.shape,
-        "mode": "step",
-        "dtype": {"32": "float32"}.get(base.precision, base.precision),
-        "device": outcomes[0]["device"],
-        "threads": outcomes[0]["threads"],
-    }
-    tables = ResultTables(arms, _samples(outcomes), outcomes, config, facts)
-    flags = [f"process {number} failed: {reason}" for number, reason in failures.items()]
-    if len({outcome["threads"] for outcome in outcomes}) > 1:
-        flags.append("the processes did not all use the same number of threads")
-    flags += [f"{arm.label}: {why}" for arm in arms if (why := tables.why_not_ranked(arm)) is not None]
-    comparisons, controls = tables.comparisons(), tables.aa()
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "key": key,
-        "status": "completed" if controls else "incomplete",
-        "study": base.study_name,
-        **facts,
-        "arms": tables.arms(),
-        "comparisons": comparisons,
-        "aa": controls,
-        "flags": flags,
-        "notes": notes,
-        "processes": [
-            *({name: value for name, value in outcome.items() if name != "samples"} for outcome in outcomes),
-            *({"process": number, "error": reason} for number, reason in failures.items()),
-        ],
-        "plan": outcomes[0]["plan"],
-        "plan_reason": outcomes[0]["plan_reason"],
-        "bench": asdict(config),
-        "config": plain(base),
-        "machine": machine(),
-        "rmsrepro": rmsrepro.__version__,
-    }
 
 
 def _write(result: dict[str, Any], samples: list[BlockSample], base: TrainConfig, started: float) -> Path:
@@ -241,7 +131,8 @@ def _write(result: dict[str, Any], samples: list[BlockSample], base: TrainConfig
     parent = bench_dir(base.out_dir)
     parent.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started))
-    name = f"{stamp}-{result['level']}-{slug(base.model.name)}-{slug(base.task.name)}-{result['key'][:6]}"
+    about = [slug(str(result[key])) for key in ("model", "task") if result.get(key)]
+    name = "-".join([stamp, result["level"], *about, result["key"][:6]])
     unfinished = Path(tempfile.mkdtemp(prefix=".", dir=parent))
     try:
         unfinished.chmod(0o755)

@@ -1,4 +1,7 @@
-"""What one process does with its arms: first calls, gate, warm-up, pilot, rounds. Knows no torch."""
+"""What one process does in one cell: build, first calls, gate, warm-up, then a pilot or the rounds.
+
+Knows no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,146 +10,169 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from rmsrepro.bench.cells import ArmStep, Contestant
 from rmsrepro.bench.load import OtherLoad
-from rmsrepro.bench.planning import PILOT_ROUNDS, Plan, decide_rounds, warm_up_seconds
-from rmsrepro.bench.protocol import Clock, PairedTimer, Step, timed_block
+from rmsrepro.bench.planning import PILOT_ROUNDS, Pilot, Plan, robust_sd, warm_up_seconds
+from rmsrepro.bench.protocol import Clock, PairedTimer, timed_block
 from rmsrepro.bench.statistics import BlockSample, PairedSamples
 from rmsrepro.config.bench import BenchConfig
+from rmsrepro.norms import BackendUnavailable
 
-
-class ArmStep(Protocol):
-    """A step that can be checked: what `rmsrepro.bench.arms.TrainingStep` offers."""
-
-    def __call__(self) -> object: ...
-
-    def seed(self) -> None:
-        """Set the random streams to the state in which the first step is compared."""
-
-    def loss(self) -> float:
-        """Loss of the last step."""
-
-    def tidy(self) -> None:
-        """Free what steps pile up; called outside the clock."""
+OnEvent = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """What a session is told of an arm: under which names it runs and what it is held against."""
+class Task:
+    """A cell as a session is given it.
 
-    label: str
-    twins: list[str]
-    baseline: str
-    """Label of its baseline; the baseline's own is its own label."""
-    reference: str | None = None
-    """Label of the arm whose first loss must be the same: the same norm on the reference backend."""
+    Attributes:
+        build: sample name -> builder of its step.
+        tolerance: largest relative difference of two first losses that should agree.
+        equal_steps: see `Level.equal_steps`.
+        least_steps: of warm-up, for each arm.
+        num_cells: of the bench, which share a process's budget.
+        peak_bytes: measures the memory of a step; None: it is not measured.
+    """
+
+    build: Mapping[str, Callable[[], ArmStep]]
+    contestants: Sequence[Contestant]
+    cell: str = ""
+    tolerance: float = 1e-4
+    equal_steps: bool = True
+    least_steps: int = 1
+    num_cells: int = 1
+    peak_bytes: Callable[[ArmStep], int | None] | None = None
 
 
 @dataclass
-class SessionOutcome:
-    """Everything that one process found out."""
+class CellOutcome:
+    """Everything that one process found out in one cell."""
 
     samples: list[BlockSample] = field(default_factory=list)
+    pilot: Pilot | None = None
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """Label -> why it does not exist in this cell."""
     failed: dict[str, str] = field(default_factory=dict)
     """Label -> why it is not ranked."""
     flags: dict[str, list[str]] = field(default_factory=dict)
     """Label -> remarks that do not keep it from being ranked."""
     first_call_s: dict[str, float] = field(default_factory=dict)
-    first_loss: dict[str, float] = field(default_factory=dict)
+    first_loss: dict[str, float | None] = field(default_factory=dict)
     warm_up: dict[str, Any] = field(default_factory=dict)
-    plan: Plan | None = None
-    plan_reason: str = ""
+    peak_bytes: dict[str, int | None] = field(default_factory=dict)
+    """Label -> memory that a step takes at its peak; measured by the pilot."""
     other_load: float | None = None
     """Cores busy with other programs while it measured; None: unknown."""
-    clock_resolution_s: float = math.nan
     setup_s: float = math.nan
     measure_s: float = math.nan
 
+    def out(self, label: str) -> bool:
+        """Whether an arm takes no part."""
+        return label in self.failed or label in self.unavailable
+
 
 def run_session(
-    build: Mapping[str, Callable[[], ArmStep]],
-    contestants: Sequence[Contestant],
+    task: Task,
     config: BenchConfig,
     clock: Clock,
     *,
     process: int = 0,
     plan: Plan | None = None,
-    spent_s: Callable[[], float] = time.perf_counter,
-    tolerance: float = 1e-4,
-    on_event: Callable[[str, int, int], None] = lambda phase, done, total: None,
-) -> SessionOutcome:
-    """Build, check and time all arms in this process.
+    now: Callable[[], float] = time.perf_counter,
+    on_event: OnEvent = lambda phase, done, total: None,
+) -> CellOutcome:
+    """Build, check and time all arms of a cell.
 
     Args:
-        build: sample name -> builder of its step.
-        plan: how much to measure; None: this process runs the pilot and decides.
-        spent_s: wall-clock seconds since this process was started, which its share of the budget pays.
-        tolerance: largest relative difference of two first losses that should agree.
-        on_event: called outside the clock with a phase, the number done and the number to do.
+        plan: how much to measure; None: this is the pilot, which finds out what a plan needs.
+        now: wall clock, for what a plan has to reckon with.
+        on_event: called off the clock with a phase, the number done and the number to do.
     """
-    outcome = SessionOutcome(clock_resolution_s=clock.resolution)
-    seed = f"{config.seed}:{process}"
-    steps = _build_and_call_once(build, contestants, clock, random.Random(f"build:{seed}"), outcome, on_event)
-    _check_first_losses(contestants, outcome, tolerance)
-    running = [arm for arm in contestants if arm.label not in outcome.failed]
-    steps = {name: steps[name] for arm in running for name in arm.twins}
-    if not steps:
-        return outcome
+    outcome = CellOutcome()
+    began = now()
+    seed = f"{config.seed}:{process}:{task.cell}"
+    steps = _build_and_call_once(task, clock, random.Random(f"build:{seed}"), outcome, on_event)
+    try:
+        _check_first_losses(task, outcome)
+        running = [arm for arm in task.contestants if not outcome.out(arm.label)]
+        own = {name: steps[name] for arm in running for name in arm.twins}
+        if own:
+            _measure(task, own, running, config, clock, outcome, process, plan, now, began, on_event)
+    finally:
+        for step in steps.values():
+            step.close()
+    return outcome
+
+
+def _measure(
+    task: Task,
+    steps: Mapping[str, ArmStep],
+    running: Sequence[Contestant],
+    config: BenchConfig,
+    clock: Clock,
+    outcome: CellOutcome,
+    process: int,
+    plan: Plan | None,
+    now: Callable[[], float],
+    began: float,
+    on_event: OnEvent,
+) -> None:
+    phase, total = ("pilot round", PILOT_ROUNDS) if plan is None else ("round", plan.rounds)
 
     def between(done: int) -> None:
         for step in steps.values():
             step.tidy()
-        if outcome.plan is None:
-            on_event("pilot round", done, PILOT_ROUNDS)
-        else:
-            on_event("round", done, outcome.plan.rounds)
+        on_event(phase, done, total)
 
-    timer = PairedTimer(_as_steps(steps), clock, seed=_number(f"order:{seed}"), on_round=between)
+    timer = PairedTimer(
+        dict(steps),
+        clock,
+        seed=random.Random(f"order:{config.seed}:{process}:{task.cell}").getrandbits(63),
+        on_round=between,
+        equal_steps=task.equal_steps,
+        twins=[arm.twins for arm in running],
+    )
     on_event("warm-up", 0, 0)
-    warm_up = timer.warm_up(*warm_up_seconds(config, num_arms=len(steps)), least_steps=config.num_batches)
+    least_s, most_s = warm_up_seconds(config, num_arms=len(steps), num_cells=task.num_cells)
+    warm_up = timer.warm_up(least_s, most_s, least_steps=task.least_steps)
     outcome.warm_up = asdict(warm_up)
+    outcome.setup_s = now() - began
     if plan is None:
-        plan, outcome.plan_reason = _pilot(timer, running, config, spent_s)
-    outcome.plan = plan
-    outcome.setup_s = spent_s()
+        outcome.pilot = _pilot(timer, running, config, outcome, now)
+        if task.peak_bytes is not None:
+            outcome.peak_bytes = {arm.label: task.peak_bytes(steps[arm.twins[0]]) for arm in running}
+        return
     other = OtherLoad()
-    outcome.samples = timer.rounds(plan, process=process)
+    outcome.samples = timer.rounds(plan, process=process, cell=task.cell)
     outcome.other_load = other.stop()
-    outcome.measure_s = spent_s() - outcome.setup_s
+    outcome.measure_s = now() - began - outcome.setup_s
     for arm in running:
         flags = outcome.flags.setdefault(arm.label, [])
         if not warm_up.stable:
             flags.append("still drifting against the other arms when the warm-up ended")
-        if any(not math.isfinite(steps[name].loss()) for name in arm.twins):
+        if any(not _finite(steps[name].loss()) for name in arm.twins):
             flags.append("its loss was no longer finite at the end of the timing")
-    return outcome
 
 
-def _as_steps(steps: Mapping[str, ArmStep]) -> dict[str, Step]:
-    return dict(steps)
-
-
-def _number(text: str) -> int:
-    return random.Random(text).getrandbits(63)
+def _finite(loss: float | None) -> bool:
+    return loss is None or math.isfinite(loss)
 
 
 def _build_and_call_once(
-    build: Mapping[str, Callable[[], ArmStep]],
-    contestants: Sequence[Contestant],
-    clock: Clock,
-    order: random.Random,
-    outcome: SessionOutcome,
-    on_event: Callable[[str, int, int], None],
+    task: Task, clock: Clock, order: random.Random, outcome: CellOutcome, on_event: OnEvent
 ) -> dict[str, ArmStep]:
     """Build in random order, so that no arm always gets the same place in memory, then call each once."""
-    places = [(arm, name) for arm in contestants for name in arm.twins]
+    places = [(arm, name) for arm in task.contestants for name in arm.twins]
     order.shuffle(places)
     steps: dict[str, ArmStep] = {}
     for number, (arm, name) in enumerate(places):
         on_event("building", number, len(places))
         try:
-            steps[name] = build[name]()
+            steps[name] = task.build[name]()
+        except BackendUnavailable as error:
+            outcome.unavailable[arm.label] = str(error)
         except Exception as error:
             outcome.failed[arm.label] = f"could not be built: {_describe(error)}"
     for number, (arm, name) in enumerate(places):
@@ -159,6 +185,13 @@ def _build_and_call_once(
             outcome.first_loss[name] = steps[name].loss()
         except Exception as error:
             outcome.failed[arm.label] = f"its first step failed: {_describe(error)}"
+            continue
+        try:
+            wrong = steps[name].check()
+        except Exception as error:
+            wrong = f"it could not be checked: {_describe(error)}"
+        if wrong is not None:
+            outcome.failed[arm.label] = wrong
     return steps
 
 
@@ -166,51 +199,52 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 
 
-def _check_first_losses(contestants: Sequence[Contestant], outcome: SessionOutcome, tolerance: float) -> None:
-    """The gate: an arm that computes something else is shown, and never ranked."""
+def _check_first_losses(task: Task, outcome: CellOutcome) -> None:
+    """The gate by losses: an arm that computes something else is shown, and never ranked."""
     losses: dict[str, float] = {}
-    for arm in contestants:
-        if arm.label in outcome.failed:
+    for arm in task.contestants:
+        if outcome.out(arm.label):
             continue
-        found = [outcome.first_loss[name] for name in arm.twins]
+        found = [loss for name in arm.twins if (loss := outcome.first_loss[name]) is not None]
+        if not found:
+            continue
         losses[arm.label] = found[0]
         if not all(math.isfinite(loss) for loss in found):
             outcome.failed[arm.label] = f"the loss of its first step is {found[0]}"
-        elif max(found) - min(found) > tolerance * abs(found[0]):
+        elif max(found) - min(found) > task.tolerance * abs(found[0]):
             outcome.failed[arm.label] = f"its twins disagree: first losses {found[0]:.6g} and {found[1]:.6g}"
-    for arm in contestants:
-        if arm.reference is None or arm.label in outcome.failed or arm.reference in outcome.failed:
+    for arm in task.contestants:
+        if arm.reference not in losses or arm.label not in losses:
+            continue
+        if outcome.out(arm.label) or outcome.out(arm.reference):
             continue
         loss, expected = losses[arm.label], losses[arm.reference]
-        if abs(loss - expected) > tolerance * abs(expected):
+        if abs(loss - expected) > task.tolerance * abs(expected):
             outcome.failed[arm.label] = (
                 f"the loss of its first step is {loss:.6g}, that of {arm.reference} is {expected:.6g}"
             )
 
 
 def _pilot(
-    timer: PairedTimer, running: Sequence[Contestant], config: BenchConfig, spent_s: Callable[[], float]
-) -> tuple[Plan, str]:
-    """Fix the plan for all processes. What the pilot measured is thrown away."""
+    timer: PairedTimer,
+    running: Sequence[Contestant],
+    config: BenchConfig,
+    outcome: CellOutcome,
+    now: Callable[[], float],
+) -> Pilot:
+    """Size the blocks and look at the noise. What is measured here is thrown away."""
     steps_in_block, lead_in = timer.block_plan(least_block_s=config.block_s)
     if config.rounds is not None:
-        return Plan(config.rounds, steps_in_block, lead_in), "bench.rounds was given"
-    began = spent_s()
+        return Pilot(steps_in_block, lead_in, round_s=0.0, setup_s=outcome.setup_s)
+    began = now()
     pilot = PairedSamples(timer.rounds(Plan(PILOT_ROUNDS, steps_in_block, lead_in)))
-    spent = spent_s()
+    round_s = (now() - began) / PILOT_ROUNDS
     twins = {arm.label: arm.twins for arm in running}
-    ratios = {}
+    noise = {}
     for arm in running:
-        baseline = twins.get(arm.baseline)
+        baseline = twins.get(arm.baseline or "")
         if baseline is not None:
             # The baseline's own noise is that of one twin against the other.
             pair = ([baseline[-1]], [baseline[0]]) if arm.label == arm.baseline else (arm.twins, baseline)
-            ratios[arm.label] = pilot.log_ratios(*pair)[0]
-    rounds, reason = decide_rounds(
-        ratios,
-        precision=config.precision,
-        round_s=(spent - began) / PILOT_ROUNDS,
-        # The other processes do not run the pilot.
-        available_s=config.budget_s / config.processes - began,
-    )
-    return Plan(rounds, steps_in_block, lead_in), reason
+            noise[arm.label] = robust_sd(pilot.log_ratios(*pair)[0])
+    return Pilot(steps_in_block, lead_in, round_s, outcome.setup_s, noise)

@@ -31,6 +31,8 @@ class BlockSample:
     arm: str
     seconds_per_step: float
     steps_in_block: int
+    cell: str = ""
+    """Name of the cell; empty in records of benches that had one cell only."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def t_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
 
 
 class PairedSamples:
-    """Samples, looked up by process and round."""
+    """Samples of one cell, looked up by process and round."""
 
     def __init__(self, samples: Iterable[BlockSample]) -> None:
         self._seconds: dict[int, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -90,6 +92,19 @@ class PairedSamples:
             ]
             if ratios:
                 found[process] = ratios
+        return found
+
+    def differences(self, arm: Sequence[str], baseline: Sequence[str]) -> dict[int, list[float]]:
+        """t_arm - t_baseline in seconds of every round that has both, by process."""
+        found: dict[int, list[float]] = {}
+        for process, rounds in self._seconds.items():
+            differences = [
+                math.exp(_mean_log(arms, arm)) - math.exp(_mean_log(arms, baseline))
+                for arms in rounds.values()
+                if all(name in arms for name in (*arm, *baseline))
+            ]
+            if differences:
+                found[process] = differences
         return found
 
 
@@ -137,6 +152,15 @@ def estimate_ratio(
         num_processes=len(medians),
         process_ratios={process: math.exp(value) for process, value in medians.items()},
     )
+
+
+def estimate_difference(samples: PairedSamples, arm: Sequence[str], baseline: Sequence[str]) -> Interval:
+    """Estimate t_arm - t_baseline in seconds, at 95 %, from the processes' median differences.
+
+    Raises:
+        ValueError: fewer than two processes measured both.
+    """
+    return t_interval([median(found) for found in samples.differences(arm, baseline).values()])
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,38 @@
 """One fresh process of a bench: `python -m rmsrepro.bench.worker spec.json out.json`.
 
-Builds all arms, times them, and writes what it found to out.json. Lines on standard output that begin
-with `EVENT_MARK` tell the parent how far it is.
+Goes through the cells one after another, builds and times their arms, and writes what it found to out.json.
+Lines on standard output that begin with `EVENT_MARK` tell the parent how far it is.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rmsrepro.bench.arms import Arm, PreparedData, TrainingStep, arm_config
+from rmsrepro.bench.arms import contestants
+from rmsrepro.bench.cells import Arm, Cell
+from rmsrepro.bench.levels import get_level
 from rmsrepro.bench.load import peak_rss_bytes
+from rmsrepro.bench.memory import keep_large_blocks, peak_bytes
 from rmsrepro.bench.planning import Plan
 from rmsrepro.bench.processes import EVENT_MARK
-from rmsrepro.bench.protocol import Clock, no_synchronize
-from rmsrepro.bench.session import Contestant, run_session
+from rmsrepro.bench.protocol import Clock, EventClock, no_synchronize
+from rmsrepro.bench.session import CellOutcome, Task, run_session
+from rmsrepro.bench.settings import machine_settings
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.plain import from_plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.runs.files import to_json, write_atomic
 
 EVENT_EVERY_S = 0.5
-LOSS_TOLERANCE = {"32": 1e-4, "bf16-mixed": 2e-2}
-"""Relative difference of first losses between two backends of a norm, by precision."""
-REFERENCE_BACKEND = "composite"
 
 
 def choose_device(accelerator: str) -> torch.device:
@@ -40,26 +41,11 @@ def choose_device(accelerator: str) -> torch.device:
     return torch.device("cpu") if accelerator == "cpu" or found is None else found
 
 
-def contestants(arms: list[Arm]) -> list[Contestant]:
-    """Say of each arm what it is compared with, and which loss it must reproduce."""
-    baselines = {arm.backend: arm.label for arm in arms if arm.is_baseline}
-    references = {
-        (arm.norm, repr(sorted(arm.params.items()))): arm.label
-        for arm in arms
-        if arm.backend == REFERENCE_BACKEND
-    }
-    found = []
-    for arm in arms:
-        reference = references.get((arm.norm, repr(sorted(arm.params.items()))))
-        found.append(
-            Contestant(
-                label=arm.label,
-                twins=arm.twins,
-                baseline=baselines.get(arm.backend, arm.label),
-                reference=None if reference == arm.label else reference,
-            )
-        )
-    return found
+def choose_clock(device: torch.device) -> Clock:
+    """Return the clock for a device: its own events where it has them."""
+    if device.type == "cuda":
+        return EventClock(torch.accelerator.synchronize, lambda: torch.cuda.Event(enable_timing=True))
+    return Clock(no_synchronize if device.type == "cpu" else torch.accelerator.synchronize)
 
 
 class Events:
@@ -80,38 +66,69 @@ class Events:
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
     """Do what `spec` (written by `rmsrepro.bench.runner`) says; return the content of out.json."""
+    keeps = keep_large_blocks() if spec["keep_blocks"] else False
     if spec["threads"] is not None:
         torch.set_num_threads(spec["threads"])
     base = from_plain(spec["base"])
     load_plugins(base.plugins)
     config = BenchConfig(**spec["bench"])
+    level = get_level(config.name)
     arms = [Arm(**arm) for arm in spec["arms"]]
+    cells = [Cell(**cell) for cell in spec["cells"]]
     device = choose_device(base.trainer.accelerator)
-    data: PreparedData = torch.load(spec["data"], weights_only=False)
-    clock = Clock(no_synchronize if device.type == "cpu" else torch.accelerator.synchronize)
-
-    def builder(arm: Arm) -> Callable[[], TrainingStep]:
-        return lambda: TrainingStep(arm_config(base, arm), data, device)
-
-    outcome = run_session(
-        {name: builder(arm) for arm in arms for name in arm.twins},
-        contestants(arms),
-        config,
-        clock,
-        process=spec["process"],
-        plan=Plan(**spec["plan"]) if spec["plan"] is not None else None,
-        spent_s=lambda: time.time() - spec["spawned_at"],
-        tolerance=LOSS_TOLERANCE[base.precision],
-        on_event=Events(),
-    )
-    result = {name: value for name, value in vars(outcome).items() if name != "samples"}
-    result["plan"] = asdict(outcome.plan) if outcome.plan is not None else None
-    result["samples"] = [astuple(sample) for sample in outcome.samples]
-    result["threads"] = torch.get_num_threads()
-    result["device"] = device.type
+    prepared: Any = torch.load(spec["data"], weights_only=False)
+    workbench = level.workbench(config, base, prepared, device)
+    clock, events = choose_clock(device), Events()
+    plans = spec["plans"]
+    if plans is not None:
+        # No cell always comes after the same other one.
+        random.Random(f"cells:{config.seed}:{spec['process']}").shuffle(cells)
+    result: dict[str, Any] = {
+        "start_s": time.time() - spec["spawned_at"],
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "clock_resolution_s": clock.resolution,
+        "settings": {
+            **machine_settings(),
+            "keep_blocks": keeps,
+            "keep_blocks_asked": spec["keep_blocks"],
+        },
+    }
+    outcomes: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        if plans is not None and cell.name not in plans:
+            continue
+        task = Task(
+            build={name: workbench.builder(arm, cell) for arm in arms for name in arm.twins},
+            contestants=contestants(arms),
+            cell=cell.name,
+            tolerance=workbench.tolerance,
+            equal_steps=level.equal_steps,
+            least_steps=level.least_warm_up_steps(config),
+            num_cells=len(cells),
+            peak_bytes=lambda step: peak_bytes(step, device),
+        )
+        outcome = run_session(
+            task,
+            config,
+            clock,
+            process=spec["process"],
+            plan=Plan(**plans[cell.name]) if plans is not None else None,
+            on_event=events,
+        )
+        workbench.leave(cell)
+        outcomes[cell.name] = _plain(outcome)
+    result["cells"] = outcomes
     result["peak_rss_bytes"] = peak_rss_bytes()
     result["peak_device_bytes"] = torch.accelerator.max_memory_allocated() if device.type == "cuda" else None
     return result
+
+
+def _plain(outcome: CellOutcome) -> dict[str, Any]:
+    found = dict(vars(outcome))
+    found["pilot"] = asdict(outcome.pilot) if outcome.pilot is not None else None
+    found["samples"] = [astuple(sample) for sample in outcome.samples]
+    return found
 
 
 def main(arguments: list[str]) -> int:

@@ -8,17 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from rmsrepro.bench.arms import (
-    Arm,
-    PreparedData,
-    TrainingStep,
-    arm_config,
-    arrange_arms,
-    check_base,
-    prepare_data,
-)
+from rmsrepro.bench.arms import arrange_arms, contestants
+from rmsrepro.bench.cells import Arm
 from rmsrepro.bench.identity import bench_key, find_reusable
-from rmsrepro.bench.worker import contestants
+from rmsrepro.bench.step import PreparedData, TrainingStep, arm_config, check_base, prepare_data
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.resolve import resolve

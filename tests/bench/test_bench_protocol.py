@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from rmsrepro.bench.planning import MIN_ROUNDS, Plan, decide_rounds, warm_up_seconds
-from rmsrepro.bench.protocol import Clock, PairedTimer, timed_block
+from rmsrepro.bench.planning import Plan, warm_up_seconds
+from rmsrepro.bench.protocol import Clock, EventClock, PairedTimer, timed_block
 from rmsrepro.bench.statistics import PairedSamples, estimate_ratio
 from rmsrepro.config.bench import BenchConfig
+
+
+def plan(rounds: int, steps: int, lead_in: int, names: str = "ab") -> Plan:
+    return Plan(rounds, dict.fromkeys(names, steps), lead_in)
 
 
 class FakeTime:
@@ -49,7 +53,7 @@ def test_every_reading_of_a_whole_measurement_is_synchronised() -> None:
     timer = PairedTimer({"a": fake.step(0.01), "b": fake.step(0.02)}, fake.clock(), seed=0)
     timer.warm_up(0.1, 0.2)
     timer.block_plan(least_block_s=0.05)
-    timer.rounds(Plan(rounds=4, steps_in_block=3, lead_in=1))
+    timer.rounds(plan(4, 3, 1))
     readings = [place for place, what in enumerate(fake.log) if what == "read"]
     assert len(readings) >= 2 * 2 * 4
     assert all(fake.log[place - 1] == "sync" for place in readings)
@@ -78,7 +82,7 @@ def test_ratios_are_exact_on_an_exact_clock() -> None:
             fake.clock(),
             seed=process,
         )
-        samples += timer.rounds(Plan(rounds=5, steps_in_block=2, lead_in=1), process=process)
+        samples += timer.rounds(Plan(5, {"a": 2, "b1": 2, "b2": 2}, 1), process=process)
     found = estimate_ratio(PairedSamples(samples), ["a"], ["b1", "b2"])
     assert found.ratio.estimate == pytest.approx(0.9, rel=1e-12)
     assert found.ratio.low == pytest.approx(0.9, rel=1e-9)
@@ -89,7 +93,7 @@ def test_each_arm_runs_once_a_round_in_an_order_that_the_seed_decides() -> None:
     def orders(seed: int) -> list[tuple[str, ...]]:
         fake = FakeTime()
         timer = PairedTimer({name: fake.step(0.01) for name in "abcd"}, fake.clock(), seed=seed)
-        samples = timer.rounds(Plan(rounds=40, steps_in_block=1, lead_in=0))
+        samples = timer.rounds(plan(40, 1, 0, "abcd"))
         found = []
         for number in range(40):
             own = sorted((s for s in samples if s.round == number), key=lambda s: s.position)
@@ -120,7 +124,7 @@ def test_steps_are_counted_alike_and_lead_in_steps_are_not_timed() -> None:
         return run
 
     timer = PairedTimer({name: arm(name) for name in "ab"}, fake.clock(), seed=0)
-    samples = timer.rounds(Plan(rounds=3, steps_in_block=4, lead_in=1))
+    samples = timer.rounds(plan(3, 4, 1))
     assert [sample.seconds_per_step for sample in samples] == pytest.approx([0.01] * 6)
     assert {sample.steps_in_block for sample in samples} == {4}
     assert fake.log.count("a") == fake.log.count("b") == 3 * 5
@@ -130,7 +134,7 @@ def test_between_rounds_the_caller_is_told() -> None:
     fake = FakeTime()
     told: list[int] = []
     timer = PairedTimer({"a": fake.step(0.01)}, fake.clock(), seed=0, on_round=told.append)
-    timer.rounds(Plan(rounds=3, steps_in_block=1, lead_in=0))
+    timer.rounds(plan(3, 1, 0))
     assert told == [1, 2, 3]
 
 
@@ -148,9 +152,85 @@ def test_blocks_are_long_enough_for_the_clock(
     fake = FakeTime()
     arms = {"fast": fake.step(cost), "slow": fake.step(3 * cost)}
     timer = PairedTimer(arms, fake.clock(resolution), seed=0)
-    found = timer.block_plan(least_block_s=0.02)
-    assert found == (pytest.approx(steps, abs=1), lead_in)
-    assert found[0] * cost >= resolution / 1e-3 * (1 - 1e-9)
+    found, untimed = timer.block_plan(least_block_s=0.02)
+    assert found == pytest.approx({"fast": steps, "slow": steps}, abs=1)
+    assert untimed == lead_in
+    assert found["fast"] * cost >= resolution / 1e-3 * (1 - 1e-9)
+
+
+def test_arms_that_need_not_keep_pace_fill_the_block_each_and_twins_alike() -> None:
+    fake = FakeTime()
+    timer = PairedTimer(
+        {"a#1": fake.step(1e-5), "a#2": fake.step(1.25e-5), "slow": fake.step(1e-3), "long": fake.step(0.3)},
+        fake.clock(),
+        seed=0,
+        equal_steps=False,
+        twins=[["a#1", "a#2"], ["slow"], ["long"]],
+    )
+    steps, lead_in = timer.block_plan(least_block_s=0.02)
+    assert steps == {"a#1": 2000, "a#2": 2000, "slow": 20, "long": 1}
+    assert lead_in == 1
+    samples = timer.rounds(Plan(1, steps, lead_in), cell="here")
+    assert {sample.arm: sample.steps_in_block for sample in samples} == steps
+    assert {sample.cell for sample in samples} == {"here"}
+
+
+class FakeEvents:
+    """Events on the time line of a device, which `work` moves."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+        self.log: list[str] = []
+
+    def synchronize(self) -> None:
+        self.log.append("sync")
+
+    def new(self) -> FakeEvent:
+        return FakeEvent(self)
+
+    def work(self, milliseconds: float) -> None:
+        self.milliseconds += milliseconds
+        self.log.append("step")
+
+
+class FakeEvent:
+    def __init__(self, device: FakeEvents) -> None:
+        self._device = device
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = self._device.milliseconds
+        self._device.log.append("record")
+
+    def synchronize(self) -> None:
+        self._device.log.append("wait")
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end._at - self._at
+
+
+def test_events_time_the_device_which_is_waited_for_at_the_edges_of_a_block_only() -> None:
+    device = FakeEvents()
+    clock = EventClock(device.synchronize, device.new)
+    assert timed_block(lambda: device.work(2.5), 4, clock) == pytest.approx(0.01)
+    assert device.log == ["sync", "record", *["step"] * 4, "record", "wait"]
+    assert clock.resolution == pytest.approx(1e-6)
+
+
+def test_a_step_that_repeats_itself_is_called_once_a_block() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.counts: list[int] = []
+
+        def __call__(self) -> None:
+            self.repeat(1)
+
+        def repeat(self, count: int) -> None:
+            self.counts.append(count)
+
+    loop = Loop()
+    timed_block(loop, 5, FakeTime().clock())
+    assert loop.counts == [5]
 
 
 def test_warm_up_lasts_as_long_as_asked_and_is_reported() -> None:
@@ -215,24 +295,3 @@ def test_warm_up_keeps_to_its_part_of_the_budget(
 ) -> None:
     config = BenchConfig(processes=4, warmup_s=warmup_s, budget_s=budget_s)
     assert warm_up_seconds(config, num_arms=4) == pytest.approx(expected)
-
-
-def test_rounds_serve_the_precision_where_the_budget_allows() -> None:
-    # Median absolute deviation .02: sd .02965; (4 * 1.253 * .02965 / .02)^2 = 55.2.
-    pilot = {"a": [0.0, 0.02, -0.02, 0.02, -0.02, 0.5, 0.0]}
-    rounds, reason = decide_rounds(pilot, precision=0.02, round_s=0.1, available_s=100)
-    assert rounds == 56
-    assert "enough for the precision" in reason
-
-
-def test_rounds_are_bounded_by_the_budget() -> None:
-    pilot = {"a": [0.0, 0.02, -0.02, 0.02, -0.02]}
-    rounds, reason = decide_rounds(pilot, precision=0.02, round_s=1.0, available_s=30.5)
-    assert rounds == 30
-    assert "56 would serve the precision" in reason
-
-
-def test_a_budget_that_pays_for_nothing_still_gives_a_median() -> None:
-    rounds, reason = decide_rounds({"a": [0.0, 0.1]}, precision=0.02, round_s=1.0, available_s=-3)
-    assert rounds == MIN_ROUNDS
-    assert "would pay for 0" in reason

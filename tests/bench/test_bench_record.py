@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmsrepro.bench.arms import Arm
+from rmsrepro.bench.cells import Arm
 from rmsrepro.bench.load import OtherLoad, peak_rss_bytes
 from rmsrepro.bench.record import ResultTables, load_flags, samples_csv
 from rmsrepro.bench.statistics import BlockSample
@@ -176,7 +176,7 @@ def test_remarks_of_processes_are_gathered() -> None:
 
 
 def test_samples_csv_is_in_long_form() -> None:
-    text = samples_csv([BlockSample(1, 2, 0, "rmsnorm(p=1,q=2)/composite", 0.0123, 4)])
+    text = samples_csv([BlockSample(1, 2, 0, "rmsnorm(p=1,q=2)/composite", 0.0123, 4, "80x1024/fwd/float32")])
     rows = list(csv.DictReader(io.StringIO(text)))
     assert rows == [
         {
@@ -186,6 +186,7 @@ def test_samples_csv_is_in_long_form() -> None:
             "arm": "rmsnorm(p=1,q=2)/composite",
             "seconds_per_step": "0.0123",
             "steps_in_block": "4",
+            "cell": "80x1024/fwd/float32",
         }
     ]
 

@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from rmsrepro.bench import BenchError, BenchResult, bench_key, find_reusable, run_bench
+from rmsrepro.bench import measuring as measuring_module
 from rmsrepro.bench import runner as runner_module
 from rmsrepro.bench.processes import ProcessFailed
 from rmsrepro.config.bench import BenchConfig
@@ -91,7 +92,7 @@ def test_every_row_carries_the_facts_of_the_contract(bench: tuple[BenchResult, l
         assert (row["task"], row["data"], row["size"]) == ("lm", "pydoc", "tiny")
     assert result["study"] == "smoke"
     assert result["status"] == "completed"
-    assert result["plan"]["rounds"] == 4
+    assert result["plan"]["cells"]["4x16/step/float32"]["rounds"] == 4
 
 
 def test_arms_are_measured_or_say_why_not(bench: tuple[BenchResult, list[str]]) -> None:
@@ -117,7 +118,9 @@ def test_arms_are_measured_or_say_why_not(bench: tuple[BenchResult, list[str]]) 
 
 def test_samples_are_complete_and_paired(bench: tuple[BenchResult, list[str]]) -> None:
     rows = read_samples(bench[0].path)
-    assert list(rows[0]) == ["process", "round", "position", "arm", "seconds_per_step", "steps_in_block"]
+    columns = ["process", "round", "position", "arm", "seconds_per_step", "steps_in_block", "cell"]
+    assert list(rows[0]) == columns
+    assert {row["cell"] for row in rows} == {"4x16/step/float32"}
     by_round = defaultdict(list)
     for row in rows:
         by_round[row["process"], row["round"]].append(row)
@@ -176,19 +179,32 @@ def test_the_ratio_is_that_of_the_samples(bench: tuple[BenchResult, list[str]]) 
     assert [row["arm"] for row in found.result["aa"]] == ["layernorm/composite", "layernorm/torch"]
 
 
+CELL = "4x16/step/float32"
+
+
 def test_processes_report_what_is_outside_the_clock(bench: tuple[BenchResult, list[str]]) -> None:
-    processes = bench[0].result["processes"]
-    assert [process["process"] for process in processes] == [0, 1]
-    for process in processes:
-        assert process["warm_up"]["steps"] >= 2
-        assert process["warm_up"]["seconds"].keys() == process["first_call_s"].keys()
+    result = bench[0].result
+    assert [process["process"] for process in result["processes"]] == [0, 1]
+    for process in [result["pilot"], *result["processes"]]:
         assert process["peak_rss_bytes"] > 1e7
         assert process["clock_resolution_s"] > 0
         assert process["threads"] == 1
-        losses = process["first_loss"]
+        assert 0 < process["start_s"] < process["wall_s"]
+        found = process["cells"][CELL]
+        assert "samples" not in found
+        assert found["warm_up"]["steps"] >= 2
+        assert found["warm_up"]["seconds"].keys() == found["first_call_s"].keys()
+        losses = found["first_loss"]
         assert losses["layernorm/composite#1"] == losses["layernorm/composite#2"]
         assert losses["layernorm/torch#1"] == pytest.approx(losses["layernorm/composite#1"], rel=1e-4)
         assert losses["none/composite"] != losses["layernorm/composite#1"]
+    assert result["settings"]["keep_blocks"] is False
+
+
+def test_the_memory_of_a_step_is_reported(bench: tuple[BenchResult, list[str]]) -> None:
+    arms = {row["arm"]: row for row in bench[0].result["arms"]}
+    assert 0 < arms["none/composite"]["peak_bytes"] < arms["layernorm/composite"]["peak_bytes"] < 1e9
+    assert arms["prmsnorm/torch"]["peak_bytes"] is None
 
 
 def test_a_timing_is_reused_only_when_the_same_is_asked_for(bench: tuple[BenchResult, list[str]]) -> None:
@@ -211,48 +227,102 @@ def test_a_timing_is_reused_only_when_the_same_is_asked_for(bench: tuple[BenchRe
 # ------------------------------------------------------- without measuring: stand-in processes
 
 
+ARMS = {"layernorm/composite#1": 1.0, "layernorm/composite#2": 1.0, "rmsnorm/composite": 0.8}
+
+
 def outcome(number: int, failed: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a process found; the pilot for -1."""
     failed = failed or {}
-    arms = {"layernorm/composite#1": 1.0, "layernorm/composite#2": 1.0, "rmsnorm/composite": 0.8}
+    pilot = {"steps_in_block": dict.fromkeys(ARMS, 2), "lead_in": 1, "round_s": 1.0, "setup_s": 1.0}
+    samples = [
+        [number, 0, position, arm, seconds, 1, CELL]
+        for position, (arm, seconds) in enumerate(ARMS.items())
+        if not any(arm.startswith(label) for label in failed)
+    ]
     return {
-        "samples": [
-            [number, 0, position, arm, seconds, 1]
-            for position, (arm, seconds) in enumerate(arms.items())
-            if not any(arm.startswith(label) for label in failed)
-        ],
-        "failed": dict(failed),
-        "flags": {},
-        "first_call_s": dict.fromkeys(arms, 0.1),
-        "other_load": 0.0,
-        "plan": {"rounds": 1, "steps_in_block": 1, "lead_in": 0},
-        "plan_reason": "made up",
+        "cells": {
+            CELL: {
+                "samples": [] if number < 0 else samples,
+                "pilot": {**pilot, "noise": {}} if number < 0 else None,
+                "unavailable": {},
+                "failed": dict(failed),
+                "flags": {},
+                "first_call_s": dict.fromkeys(ARMS, 0.1),
+                "other_load": 0.0,
+                "peak_bytes": {},
+            }
+        },
+        "start_s": 1.0,
+        "wall_s": 3.0,
+        "settings": {"governor": "performance", "frequency_mhz": [2000.0, 2000.0]},
         "threads": 1,
         "device": "cpu",
     }
 
 
+Outcomes = list[dict[str, Any] | BaseException]
+
+
 def bench_with(
-    monkeypatch: pytest.MonkeyPatch, out_dir: Path, processes: list[dict[str, Any] | BaseException]
+    monkeypatch: pytest.MonkeyPatch, out_dir: Path, processes: Outcomes, pilots: Outcomes | None = None
 ) -> tuple[BenchResult, list[dict[str, Any]]]:
     specs: list[dict[str, Any]] = []
+    pilots = [outcome(-1)] if pilots is None else list(pilots)
 
     def stand_in(spec: dict[str, Any], folder: Path, **others: Any) -> dict[str, Any]:
         specs.append(spec)
-        found = processes[spec["process"]]
+        found = pilots.pop(0) if spec["process"] < 0 else processes[spec["process"]]
         if isinstance(found, BaseException):
             raise found
         return found
 
-    monkeypatch.setattr(runner_module, "run_worker", stand_in)
-    config = BenchConfig(processes=len(processes), num_batches=1)
+    monkeypatch.setattr(measuring_module, "run_worker", stand_in)
+    config = BenchConfig(processes=len(processes), num_batches=1, budget_s=1)
     norms = [{"name": "rmsnorm", "params": {}, "backend": "composite"}]
     return run_bench(config, base=base(out_dir), norms=norms), specs
 
 
-def test_the_first_process_decides_for_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _, specs = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1), outcome(2)])
-    assert [spec["plan"] for spec in specs] == [None, outcome(0)["plan"], outcome(0)["plan"]]
-    assert [spec["threads"] for spec in specs] == [None, 1, 1]
+def test_the_pilot_decides_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, specs = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1), outcome(2)])
+    assert [spec["process"] for spec in specs] == [-1, 0, 1, 2]
+    assert specs[0]["plans"] is None
+    plan = {CELL: {"rounds": 7, "steps_in_block": dict.fromkeys(ARMS, 2), "lead_in": 1}}
+    assert [spec["plans"] for spec in specs[1:]] == [plan] * 3
+    assert [spec["threads"] for spec in specs] == [None, 1, 1, 1]
+    assert found.result["plan"]["processes"] == 3
+    assert found.result["plan"]["cells"] == plan
+    assert found.result["plan_reason"] == found.result["plan"]["reason"]
+
+
+def test_the_pilot_is_tried_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, _ = bench_with(
+        monkeypatch, tmp_path, [outcome(0), outcome(1)], [ProcessFailed("a hiccup"), outcome(-1)]
+    )
+    assert found.result["status"] == "completed"
+    with pytest.raises(BenchError, match=r"the pilot, .*, gave no result\. a; b$"):
+        bench_with(monkeypatch, tmp_path, [outcome(0)] * 2, [ProcessFailed("a"), ProcessFailed("b")])
+
+
+def test_nothing_is_measured_where_no_arm_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pilot = outcome(-1, {"layernorm/composite": "wrong", "rmsnorm/composite": "wrong too"})
+    pilot["cells"][CELL]["pilot"] = None
+    found, specs = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)], [pilot])
+    assert [spec["process"] for spec in specs] == [-1]
+    assert found.result["status"] == "incomplete"
+    assert [(row["status"], row["reason"]) for row in found.result["arms"]] == [
+        ("failed", "pilot: wrong"),
+        ("failed", "pilot: wrong too"),
+    ]
+
+
+def test_an_arm_that_fails_in_the_pilot_is_not_ranked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pilot = outcome(-1, {"rmsnorm/composite": "off by 90 eps"})
+    found, _ = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)], [pilot])
+    assert found.result["comparisons"] == []
+    assert found.result["arms"][1]["reason"] == "pilot: off by 90 eps"
+    assert "rmsnorm/composite: pilot: off by 90 eps" in found.result["flags"]
 
 
 def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -262,7 +332,7 @@ def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatc
     assert row["n_processes"] == 2
     assert "process 0 failed: it fell over" in found.result["flags"]
     assert found.result["processes"][-1] == {"process": 0, "error": "it fell over"}
-    assert [spec["plan"] for spec in specs] == [None, None, outcome(1)["plan"]]
+    assert len(specs) == 4
 
 
 def test_fewer_than_two_results_are_an_error_that_names_the_failures(
