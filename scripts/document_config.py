@@ -247,8 +247,13 @@ def generated() -> str:
     )
     out.extend(table(rows(bench.BenchConfig, "bench.")))
     section("A study file", summary(study.StudyConfig) + " A file `conf/study/NAME.yaml`.")
-    out.extend(table(rows(study.StudyConfig, "", skip=("bench", "jobs"))))
-    out.extend(table([*rows(study.StudyBench, "bench."), *rows(study.StudyJobs, "jobs.")]))
+    out.extend(table(rows(study.StudyConfig, "", skip=("bench", "benches", "claims", "jobs"))))
+    out.extend(table(rows(study.StudyJobs, "jobs.")))
+    out.extend(["`bench` is a timing, `benches` a list of them, each with these keys:", ""])
+    out.extend(table(rows(study.StudyBench, "")))
+    out.extend(["`claims` is a list, each entry with these keys:", ""])
+    claims = rows(study.StudyClaims, "", skip=("by",))
+    out.extend(table([*claims, *rows(study.ClaimTest, "by.")]))
     return "\n".join(out).rstrip()
 
 

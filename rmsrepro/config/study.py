@@ -7,6 +7,7 @@ baseline inside each cell. The classes are structured configs: no tuples, no `Li
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 HIGHER_IS_BETTER = ("bleu", "chrf", "accuracy")
@@ -23,14 +24,64 @@ def cell_name(model: str, task: str) -> str:
     return f"{model}/{task}"
 
 
+class Relation(Enum):
+    """What a study's measurement is to a claim of the paper."""
+
+    faithful = "faithful"
+    """The paper's model, size class and data (for a time, its hardware too): it can reproduce the claim."""
+    proxy = "proxy"
+    """Another size, data or hardware: it can show the claim's direction at best."""
+
+
 @dataclass
 class StudyBench:
-    """The paired timing that belongs to a study."""
+    """One paired timing, or one a cell, that belongs to a study."""
 
+    name: str = ""
+    """For messages; empty: the level."""
+    level: str = "step"
+    """A choice of `bench`: layer, model or step."""
     cells: list[str] = field(default_factory=list)
-    """Cells (`model/task`) whose step is timed; empty: no timing."""
+    """Cells (`model/task`) that are timed, one after another; a layer has none."""
+    norms: list[str] = field(default_factory=list)
+    """Of the study's norms those that are timed; empty: all that the cell has."""
+    backends: list[str] = field(default_factory=list)
+    """Empty: the study's backend."""
     overrides: list[str] = field(default_factory=list)
-    """Overrides of `rmsrepro bench` for all of these cells, `bench=step` and the budget among them."""
+    """Overrides of `rmsrepro bench`, the budget among them."""
+
+    @property
+    def title(self) -> str:
+        """The name, else the level."""
+        return self.name or self.level
+
+
+@dataclass
+class ClaimTest:
+    """What of a study's records speaks of a claim. Empty fields are taken from the study and the claim."""
+
+    cell: str = ""
+    """The cell, `model/task`, whose runs or timings are looked at."""
+    norm: str = ""
+    """The study's norm; empty: the one that the claim names."""
+    level: str = "model"
+    """For times: the level of the timing."""
+    backend: str = ""
+    """For times: the backend of norm and baseline; empty: the study's."""
+
+
+@dataclass
+class StudyClaims:
+    """Claims of the paper that a study addresses, all in one way."""
+
+    claims: list[str] = field(default_factory=list)
+    """Ids of claims; `*` stands for any text, as in `t2-*-time`."""
+    relation: Relation = Relation.proxy
+    """faithful or proxy."""
+    by: ClaimTest = field(default_factory=ClaimTest)
+    """What is looked at."""
+    why: str = ""
+    """In a sentence, what makes it faithful, or what makes it a proxy."""
 
 
 @dataclass
@@ -85,8 +136,17 @@ class StudyConfig:
     """Cell -> further overrides."""
     norm_overrides: dict[str, list[str]] = field(default_factory=dict)
     """Norm -> further overrides, such as `norm.p=0.25`."""
+    norm_variants: dict[str, Any] = field(default_factory=dict)
+    """One of `norms` -> another norm's name and parameters, such as `{name: prmsnorm, p: 0.5}`: by it a norm
+    can be there twice."""
+    norm_cells: dict[str, list[str]] = field(default_factory=dict)
+    """Norm -> the only cells that it runs in; a norm that is not named runs in all."""
     bench: StudyBench = field(default_factory=StudyBench)
-    """Which cells are timed, and how."""
+    """Which cells are timed, and how, where that is one timing a cell."""
+    benches: list[StudyBench] = field(default_factory=list)
+    """Further timings, at several levels."""
+    claims: list[StudyClaims] = field(default_factory=list)
+    """Which claims of the paper it addresses; the ledger is in docs/claims.md."""
     norm_files: dict[str, Any] = field(default_factory=dict)
     """Norm -> what its file says, for norms that are files of the user's conf/norm. Filled when the study is
     read: their runs are recorded under the name in the file."""
@@ -97,7 +157,7 @@ class StudyConfig:
 
     def norm_of(self, norm: str) -> tuple[str, dict[str, Any]]:
         """Return the name that runs of one of `norms` are recorded under, and the parameters it is given."""
-        content = dict(self.norm_files.get(norm, {}))
+        content = dict(self.norm_variants.get(norm) or self.norm_files.get(norm, {}))
         name = str(content.pop("name", norm))
         for override in self.norm_overrides.get(norm, []):
             key, _, value = override.partition("=")
@@ -108,6 +168,14 @@ class StudyConfig:
     def cells(self) -> list[str]:
         """All cells, models outside, tasks inside, in the order of the lists."""
         return [cell_name(model, task) for model in self.models for task in self.tasks]
+
+    def norms_of(self, cell: str) -> list[str]:
+        """The norms that run in a cell."""
+        return [norm for norm in self.norms if cell in self.norm_cells.get(norm, [cell])]
+
+    def timings(self) -> list[StudyBench]:
+        """All timings: `bench`, if it names cells, and `benches`."""
+        return [*([self.bench] if self.bench.cells else []), *self.benches]
 
     def primary_metric(self, task: str) -> str:
         """The metric that decides for `task`: `primary[task]`, else `val_loss`."""

@@ -1,8 +1,37 @@
-"""The paper's side of a comparison: its printed headline, and the studies that look into it."""
+"""The paper's side of a comparison: its claims, the studies that look into them, and what becomes of them."""
 
 from __future__ import annotations
 
+from rmsrepro.paper.claims import Claim, Metric, Reduction, ledger
+from rmsrepro.paper.findings import Findings, NormCard, Quality, Timing, read_cards
 from rmsrepro.paper.headline import HEADLINE, Headline
-from rmsrepro.paper.studies import BenchJob, StudyJob, bench_jobs, check_study, study_jobs
+from rmsrepro.paper.rules import RULES, ClaimOutcome
+from rmsrepro.paper.studies import BenchJob, StudyJob, bench_jobs, study_jobs
+from rmsrepro.paper.study_checks import check_study
+from rmsrepro.paper.text import claims_text
+from rmsrepro.paper.verdicts import ClaimVerdict, counts, judge_claims
 
-__all__ = ["HEADLINE", "BenchJob", "Headline", "StudyJob", "bench_jobs", "check_study", "study_jobs"]
+__all__ = [
+    "HEADLINE",
+    "RULES",
+    "BenchJob",
+    "Claim",
+    "ClaimOutcome",
+    "ClaimVerdict",
+    "Findings",
+    "Headline",
+    "Metric",
+    "NormCard",
+    "Quality",
+    "Reduction",
+    "StudyJob",
+    "Timing",
+    "bench_jobs",
+    "check_study",
+    "claims_text",
+    "counts",
+    "judge_claims",
+    "ledger",
+    "read_cards",
+    "study_jobs",
+]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.study import StudyConfig, cell_name
+from rmsrepro.config.study import StudyBench, StudyConfig, cell_name
+from rmsrepro.paper.study_checks import check_study, override_key
 
 SHAPES_THE_STEP = frozenset(
     {
@@ -15,7 +14,10 @@ SHAPES_THE_STEP = frozenset(
         *("precision", "placement", "sites"),
     }
 )
-"""First words of the training overrides that a timing of the step has to share."""
+"""First words of the training overrides that a timing of a model or a step has to share."""
+
+SHAPES_A_LAYER = frozenset({"plugins", "norm", "precision"})
+"""The same for a timing of single layers, which have neither model nor data."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,29 @@ class StudyJob:
 
 @dataclass(frozen=True)
 class BenchJob:
-    """The paired timing of one cell; `overrides` is what follows `rmsrepro bench`."""
+    """One paired timing; `overrides` is what follows `rmsrepro bench`."""
 
+    name: str
+    """The timing's name in the study, for messages."""
+    level: str
     model: str
+    """Empty for a layer, as is `task`."""
     task: str
     norms: tuple[str, ...]
+    """As the study names them."""
     overrides: tuple[str, ...]
+    variants: tuple[tuple[str, ...], ...] = ()
+    """Further arms, each by the overrides of its norm and its parameters."""
 
     @property
     def cell(self) -> str:
-        """The cell's name, `model/task`."""
-        return cell_name(self.model, self.task)
+        """The cell's name, `model/task`; empty for a layer."""
+        return cell_name(self.model, self.task) if self.model else ""
+
+    @property
+    def label(self) -> str:
+        """For messages: `step gru/lm`, `layer`."""
+        return f"{self.name} {self.cell}".rstrip()
 
 
 def study_jobs(study: StudyConfig) -> list[StudyJob]:
@@ -66,7 +80,7 @@ def study_jobs(study: StudyConfig) -> list[StudyJob]:
             norm=norm,
             seed=seed,
             overrides=(
-                f"norm={norm}",
+                f"norm={study.norm_variants[norm]['name'] if norm in study.norm_variants else norm}",
                 f"model={model}",
                 f"task={task}",
                 f"seed={seed}",
@@ -76,6 +90,7 @@ def study_jobs(study: StudyConfig) -> list[StudyJob]:
                     study.overrides,
                     study.task_overrides.get(task, []),
                     study.cell_overrides.get(cell_name(model, task), []),
+                    variant_overrides(study, norm),
                     study.norm_overrides.get(norm, []),
                 ),
             ),
@@ -83,113 +98,70 @@ def study_jobs(study: StudyConfig) -> list[StudyJob]:
         for model in study.models
         for task in study.tasks
         for seed in study.seeds
-        for norm in study.norms
+        for norm in study.norms_of(cell_name(model, task))
     ]
 
 
 def bench_jobs(study: StudyConfig) -> list[BenchJob]:
-    """List the paired timings of `study`, one for each cell of `study.bench.cells`.
+    """List the paired timings of `study`: for each of its timings one a cell, or one of layers.
 
-    A job times all of the study's norms together on the study's backend. Overrides come in the
-    order common, task, cell, then the bench's own. Of the training overrides only those that shape
-    the step are passed on (model, data, task, optimiser, precision, placement, sites, norm
-    parameters): how long a run trains means nothing to a timing. Of the overrides of single norms
-    only norm parameters are: they apply to the norms that have them.
+    A job times all of its norms together. Overrides come in the order common, task, cell, then the timing's
+    own. Of the training overrides only those that shape what is timed are passed on (model, data, task,
+    optimiser, precision, placement, sites, norm parameters): how long a run trains means nothing to a timing.
+    Of the overrides of single norms only norm parameters are: they apply to the norms that have them.
 
     Raises:
         UserError: the study contradicts itself (see `check_study`).
     """
     check_study(study)
+    return [_bench_job(study, timing, cell) for timing in study.timings() for cell in timing.cells or [""]]
+
+
+def _bench_job(study: StudyConfig, timing: StudyBench, cell: str) -> BenchJob:
+    model, _, task = cell.partition("/")
+    there = study.norms_of(cell) if cell else study.norms
+    norms = [norm for norm in timing.norms or there if norm in there]
+    plain = [norm for norm in norms if norm not in study.norm_variants]
     parameters = [
         override
-        for norm in study.norms
+        for norm in plain
         for override in study.norm_overrides.get(norm, [])
         if override_key(override).startswith("norm.")
     ]
-    jobs = []
-    for cell in study.bench.cells:
-        model, task = cell.split("/", 1)
-        training = _merged(
-            study.overrides,
-            study.task_overrides.get(task, []),
-            study.cell_overrides.get(cell, []),
-            parameters,
-        )
-        step = [override for override in training if override_key(override).split(".")[0] in SHAPES_THE_STEP]
-        common = _merged(step, study.bench.overrides)
-        fixed = (
-            f"norm={','.join(study.norms)}",
-            f"model={model}",
-            f"task={task}",
-            f"backend={study.backend}",
+    training = _merged(
+        study.overrides, study.task_overrides.get(task, []), study.cell_overrides.get(cell, []), parameters
+    )
+    shapes = SHAPES_THE_STEP if cell else SHAPES_A_LAYER
+    shared = [override for override in training if override_key(override).split(".")[0] in shapes]
+    place = (f"model={model}", f"task={task}") if cell else ()
+    return BenchJob(
+        name=timing.title,
+        level=timing.level,
+        model=model,
+        task=task,
+        norms=tuple(norms),
+        overrides=(
+            f"norm={','.join(plain or [study.baseline])}",
+            *place,
+            f"backend={','.join(timing.backends or [study.backend])}",
             f"study={study.name}",
-        )
-        jobs.append(BenchJob(model=model, task=task, norms=tuple(study.norms), overrides=(*fixed, *common)))
-    return jobs
-
-
-def check_study(study: StudyConfig) -> None:
-    """Refuse a study that contradicts itself.
-
-    Raises:
-        UserError: an empty list of the grid, a repeated entry, a baseline that is not among the
-            norms, a setting for a cell, task, norm or metric that the study does not have, a
-            margin that is not a positive number, or (for a study that gives verdicts) a primary
-            metric without a margin.
-    """
-    where = f"study {study.name!r}"
-    lists: Mapping[str, list[str] | list[int]] = {
-        "norms": study.norms,
-        "models": study.models,
-        "tasks": study.tasks,
-        "seeds": study.seeds,
-    }
-    for key, values in lists.items():
-        if not values:
-            raise UserError(f"{where}: {key} is empty; name at least one.")
-        repeated = [value for value in dict.fromkeys(values) if values.count(value) > 1]  # type: ignore[arg-type]
-        if repeated:
-            raise UserError(f"{where}: {key} names {repeated[0]!r} more than once.")
-    if study.baseline not in study.norms:
-        raise UserError(
-            f"{where}: the baseline {study.baseline!r} is not among its norms {study.norms}; add it to norms."
-        )
-    cells = study.cells()
-    _known(where, "primary", study.primary, study.tasks)
-    _known(where, "secondary", study.secondary, study.tasks)
-    _known(where, "task_overrides", study.task_overrides, study.tasks)
-    _known(where, "learned", study.learned, cells)
-    _known(where, "target", study.target, cells)
-    _known(where, "cell_overrides", study.cell_overrides, cells)
-    _known(where, "bench.cells", study.bench.cells, cells)
-    _known(where, "norm_overrides", study.norm_overrides, study.norms)
-    for metric, margin in study.margin.items():
-        if not (math.isfinite(margin) and margin > 0):
-            raise UserError(f"{where}: margin.{metric} is {margin}; it must be a positive number.")
-    if study.verdict:
-        for task in study.tasks:
-            metric = study.primary_metric(task)
-            if metric not in study.margin:
-                raise UserError(
-                    f"{where}: its primary metric {metric!r} of task {task!r} has no margin; "
-                    f"set margin.{metric}, or verdict=false."
-                )
-    if study.jobs.n_jobs < 1:
-        raise UserError(f"{where}: jobs.n_jobs is {study.jobs.n_jobs}; it must be at least 1.")
-
-
-def override_key(override: str) -> str:
-    """Return the key of an override: `optim.lr` of `optim.lr=0.1`."""
-    return override.split("=", 1)[0].lstrip("+~")
-
-
-def _known(where: str, key: str, names: Iterable[str], valid: list[str]) -> None:
-    for name in names:
-        if name not in valid:
-            raise UserError(
-                f"{where}: {key} names {name!r}, which the study does not have{nearest(name, valid)} "
-                f"(it has {', '.join(valid)})."
+            *_merged(shared, [f"bench={timing.level}"], timing.overrides),
+        ),
+        variants=tuple(
+            (
+                f"norm={study.norm_variants[norm]['name']}",
+                *_merged(variant_overrides(study, norm), study.norm_overrides.get(norm, [])),
             )
+            for norm in norms
+            if norm in study.norm_variants
+        ),
+    )
+
+
+def variant_overrides(study: StudyConfig, norm: str) -> list[str]:
+    """The parameters of one of `norm_variants`, as overrides; none for any other norm."""
+    content = study.norm_variants.get(norm, {})
+    return [f"norm.{key}={value}" for key, value in content.items() if key != "name"]
 
 
 def _merged(*groups: Iterable[str]) -> tuple[str, ...]:

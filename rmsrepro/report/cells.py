@@ -260,7 +260,7 @@ def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: Stud
     arms: dict[str, Arm] = {}
     taken: list[Arm | None] = []
     # Who is given most parameters chooses first: of two settings of one norm each gets its own.
-    for norm in sorted(study.norms, key=lambda norm: -len(study.norm_of(norm)[1])):
+    for norm in sorted(study.norms_of(cell_name(model, task)), key=lambda norm: -len(study.norm_of(norm)[1])):
         name, given = study.norm_of(norm)
         variants = [arm for arm in found.arms if arm.norm == name] if found else []
         free = [arm for arm in variants if arm not in taken]
@@ -274,7 +274,7 @@ def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: Stud
         label=f"{model} / {task}",
         backend=found.backend if found and study.backend == "auto" else study.backend,
         settings=found.settings if found else {},
-        arms=tuple(arms[norm] for norm in study.norms),
+        arms=tuple(arms[norm] for norm in study.norms_of(cell_name(model, task))),
         baseline=study.baseline,
         seeds=tuple(study.seeds),
     )

@@ -97,14 +97,14 @@ def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | 
             and all(same_value(arm.params.get(key), value) for key, value in c.params.items())
             and (not time.measured or (c.baseline_norm.split("(", 1)[0] == cell.baseline and c.like_for_like))
             and cell.backend in ("", c.backend)
-            and _same_step(time.settings, cell.settings)
+            and same_step(time.settings, cell.settings)
         )
 
     # The newest come first, and the first of several that say as much is taken.
     return max(filter(is_meant, times), key=lambda time: len(time.comparison.params), default=None)
 
 
-def _same_step(timed: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:
+def same_step(timed: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:
     """Whether two flat settings describe the same step; what either leaves open does not matter."""
     return not any(
         timed[key] != trained[key]

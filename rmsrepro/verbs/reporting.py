@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
@@ -12,6 +14,9 @@ from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import console, label_study, only_options, say
 from rmsrepro.verbs.studies import split_all
 from rmsrepro.verbs.timing import BenchFailed, PreparedBench, prepare_bench, run_prepared_bench
+
+if TYPE_CHECKING:
+    from rmsrepro.paper.studies import BenchJob
 
 
 @dataclass
@@ -66,7 +71,7 @@ def reproduce(overrides: list[Override]) -> int:
     shared = [item for item in extra if not item.key.startswith("bench.")]
     code, run_ids = sweep_jobs(shared, SweepVerb(), study)
     out_dir = _out_dir(extra)
-    failed = _time_cells(timings)
+    failed = _time_all(timings)
     built = build_report(out_dir, study=study, run_ids=run_ids)
     say("")
     print_scorecard(built.scorecard, console())
@@ -79,33 +84,44 @@ def _out_dir(overrides: list[Override]) -> Path:
     return Path(unquote(value) if value else "outputs").expanduser()
 
 
-def _timings(study: StudyConfig, extra: list[Override]) -> dict[str, PreparedBench]:
-    """Return the prepared timing of each of the study's cells that are timed."""
-    from rmsrepro.paper.studies import SHAPES_THE_STEP, bench_jobs
+def _timings(study: StudyConfig, extra: list[Override]) -> list[tuple[BenchJob, PreparedBench]]:
+    """Return the study's timings, each with what prepares it."""
+    from rmsrepro.paper.studies import SHAPES_A_LAYER, SHAPES_THE_STEP, bench_jobs
 
-    jobs = bench_jobs(study)
-    comparisons = max(1, len(jobs) * (len(study.norms) - 1))
-    shaping = [
-        item
-        for item in extra
-        if item.key.split(".")[0] in (*SHAPES_THE_STEP, "out_dir", "bench") and item.key != "norm"
-    ]
-    prepared = {}
-    for job in jobs:
+    prepared = []
+    for job in bench_jobs(study):
+        shapes = SHAPES_THE_STEP if job.cell else SHAPES_A_LAYER
+        shaping = [
+            item
+            for item in extra
+            if item.key.split(".")[0] in (*shapes, "out_dir", "bench") and item.key != "norm"
+        ]
         merged = {item.key: item for item in [*split_all(job.overrides, study.name), *shaping]}
-        overrides = label_study(list(merged.values()))
-        prepared[job.cell] = prepare_bench(overrides, reuse=True, cells=comparisons)
+        variants = [split_all(texts, study.name) for texts in job.variants]
+        bench = prepare_bench(label_study(list(merged.values())), reuse=True, variants=variants)
+        prepared.append((job, bench))
+    # The A/A control of each is held against the comparisons of the whole page.
+    comparisons = max(1, sum(_comparisons(bench) for _, bench in prepared))
+    for _, bench in prepared:
+        bench.settings.cells = comparisons
     return prepared
 
 
-def _time_cells(timings: Mapping[str, PreparedBench]) -> bool:
-    """Time the cells, or find them timed; return whether any failed."""
+def _comparisons(prepared: PreparedBench) -> int:
+    """How many comparisons a timing holds at most: its arms but the baseline, in each of its cells."""
+    settings = prepared.settings
+    cells = math.prod(max(1, len(axis)) for axis in (settings.shapes, settings.modes, settings.dtypes))
+    return cells * sum(norm["name"] != "layernorm" for norm in prepared.norms)
+
+
+def _time_all(timings: Sequence[tuple[BenchJob, PreparedBench]]) -> bool:
+    """Measure the timings, or find them measured; return whether any failed."""
     failed = False
-    for number, (cell, prepared) in enumerate(timings.items(), start=1):
-        say(f"timing {number}/{len(timings)}: {cell}")
+    for number, (job, prepared) in enumerate(timings, start=1):
+        say(f"timing {number}/{len(timings)}: {job.label}")
         try:
             run_prepared_bench(prepared)
         except BenchFailed as error:
-            say(f"timing of {cell} failed: {error}")
+            say(f"timing of {job.label} failed: {error}")
             failed = True
     return failed

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.explain import explain
 from rmsrepro.config.overrides import (
     Override,
     check_single,
@@ -21,10 +19,12 @@ from rmsrepro.config.overrides import (
 )
 from rmsrepro.config.paths import group_choices, own_files, packaged_conf_dir, user_conf_dir
 from rmsrepro.config.schema import DataConfig
-from rmsrepro.config.study import StudyConfig, cell_name
+from rmsrepro.config.study import StudyBench, StudyConfig, cell_name
 from rmsrepro.data.parallel import PARALLEL_SOURCES
 from rmsrepro.data.text import TEXT_SOURCES
-from rmsrepro.paper.studies import check_study, override_key
+from rmsrepro.paper.declared import still_declared
+from rmsrepro.paper.study_checks import check_study, override_key
+from rmsrepro.paper.study_files import read_study
 from rmsrepro.verbs.common import read_keys
 
 HARMLESS = (
@@ -62,21 +62,6 @@ def _with_norm_files(study: StudyConfig) -> StudyConfig:
     return replace(study, norm_files=contents)
 
 
-def read_study(file: Path) -> StudyConfig:
-    """Read one study file.
-
-    Raises:
-        UserError: it does not fit `StudyConfig`, or contradicts itself.
-    """
-    try:
-        study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.load(file)))
-    except Exception as error:
-        raise UserError(f"{file.parent.name}/{file.name}: {explain(error)}") from error
-    assert isinstance(study, StudyConfig)
-    check_study(study)
-    return study
-
-
 def split_all(texts: Iterable[str], name: str) -> list[Override]:
     """Split the overrides that a study file holds.
 
@@ -109,7 +94,9 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
     check_single(rest, "a study takes one value of it", "; only norm, model, task and seed may hold several")
     if "seed" in lists and not all(value.isdigit() for value in lists["seed"]):
         raise UserError(f"seed={','.join(lists['seed'])}: expected whole numbers")
-    changed = bool(lists) or any(not item.key.startswith(HARMLESS) for item in rest)
+    other_values = any(not item.key.startswith(HARMLESS) for item in rest)
+    changed = bool(lists) or other_values
+    before = study
     data, _ = take(rest, "data")
     if data is not None:
         lists.setdefault("task", _fitting_tasks(study, unquote(data)))
@@ -133,12 +120,38 @@ def restricted(study: StudyConfig, overrides: Sequence[Override]) -> tuple[Study
             target={key: value for key, value in study.target.items() if key in cells},
             cell_overrides={key: value for key, value in study.cell_overrides.items() if key in cells},
             norm_overrides={key: value for key, value in study.norm_overrides.items() if key in norms},
-            bench=replace(study.bench, cells=[cell for cell in study.bench.cells if cell in cells]),
+            norm_variants={key: value for key, value in study.norm_variants.items() if key in norms},
+            norm_cells={
+                key: [cell for cell in places if cell in cells]
+                for key, places in study.norm_cells.items()
+                if key in norms
+            },
+            bench=_narrowed(study.bench, cells, norms),
+            benches=[
+                narrowed
+                for timing in study.benches
+                if (narrowed := _narrowed(timing, cells, norms)).cells or not timing.cells
+            ],
+            claims=[],
         )
     if changed:
-        study = replace(study, name=f"{study.name}_modified", title=f"{study.title or study.name} (modified)")
+        study = replace(
+            study,
+            name=f"{study.name}_modified",
+            title=f"{study.title or study.name} (modified)",
+            claims=still_declared(study, before, other_values=other_values),
+        )
     check_study(study)
     return _with_norm_files(study), rest
+
+
+def _narrowed(timing: StudyBench, cells: Sequence[str], norms: Sequence[str]) -> StudyBench:
+    """Return what is left of a timing in a smaller grid."""
+    return replace(
+        timing,
+        cells=[cell for cell in timing.cells if cell in cells],
+        norms=[norm for norm in timing.norms if norm in norms],
+    )
 
 
 def _fitting_tasks(study: StudyConfig, data: str) -> list[str]:

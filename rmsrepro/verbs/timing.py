@@ -45,8 +45,14 @@ class PreparedBench:
     norms: list[dict[str, Any]]
 
 
-def prepare_bench(overrides: Sequence[Override], *, reuse: bool = False, cells: int = 1) -> PreparedBench:
+def prepare_bench(
+    overrides: Sequence[Override], *, reuse: bool = False, variants: Sequence[Sequence[Override]] = ()
+) -> PreparedBench:
     """Compose a bench from overrides (`norm` and `backend` may hold several values) and check it.
+
+    Args:
+        reuse: an earlier timing with the same key is as good.
+        variants: further arms, each by overrides of its own, as for a norm that is there twice.
 
     Raises:
         UserError: anything wrong with the command.
@@ -70,11 +76,17 @@ def prepare_bench(overrides: Sequence[Override], *, reuse: bool = False, cells: 
                     f"{item.key}: bench times one setting at a time; "
                     "only norm and backend take several values"
                 )
-    with composer([Override("norm", ",".join(norm_names)), *rest], "bench") as opened:
+    naming = [Override("norm", ",".join(norm_names)), *(item for own in variants for item in own)]
+    with composer([*naming, *rest], "bench") as opened:
         configs = []
-        for name in norm_names:
+        for own in [*([Override("norm", name)] for name in norm_names), *variants]:
             for backend in backends:
-                chosen = [Override("norm", name), Override("backend", backend), *rest]
+                keys = {item.key for item in own}
+                chosen = [
+                    Override("backend", backend),
+                    *(item for item in rest if item.key not in keys),
+                    *own,
+                ]
                 configs.append(to_train_config(opened.raw(chosen), chosen_experiment(rest)))
         check_norm_parameters(configs)
         norms = [
@@ -95,7 +107,7 @@ def prepare_bench(overrides: Sequence[Override], *, reuse: bool = False, cells: 
         base = resolve(next(normed, replace(configs[0], norm={"name": "layernorm"})))
     assert isinstance(base, BenchJobConfig)
     settings = replace(
-        base.bench, norms=norm_names, backends=backends, cells=cells, reuse=reuse or base.bench.reuse
+        base.bench, norms=norm_names, backends=backends, cells=1, reuse=reuse or base.bench.reuse
     )
     check_bench_config(settings)
     return PreparedBench(settings, base, norms)

@@ -104,7 +104,7 @@ def test_a_failed_run_of_a_study_is_exit_1_and_the_page_is_built(cli: Run) -> No
 def test_a_study_with_its_timing(program: Run) -> None:
     ran = program("reproduce", "study=timed")
     assert ran.code == 0, ran.out + ran.err
-    assert "timing 1/1: gru/lm" in ran.out
+    assert "timing 1/1: step gru/lm" in ran.out
     assert len(list(Path("outputs/bench").iterdir())) == 1
     again = program("reproduce", "study=timed")
     assert again.code == 0

@@ -56,7 +56,7 @@ def test_every_built_in_study_is_sound(name: str) -> None:
     assert study.baseline == "layernorm"
     assert study.title
     jobs = study_jobs(study)
-    assert len(jobs) == len(study.norms) * len(study.cells()) * len(study.seeds)
+    assert len(jobs) == sum(len(study.norms_of(cell)) for cell in study.cells()) * len(study.seeds)
     assert len({job.overrides for job in jobs}) == len(jobs)
     if study.verdict:
         assert set(study.learned) == set(study.cells())
@@ -101,7 +101,7 @@ def test_a_study_of_the_user_goes_before_a_built_in_one() -> None:
     ("text", "message"),
     [
         ("norms: [layernorm", "study/own.yaml: cannot be read as YAML: "),
-        ("nams: x", "study/own.yaml: nams: there is no such key; did you mean name, norms?"),
+        ("nams: x", "study/own.yaml: nams: there is no such key; did you mean name, norms, claims?"),
         (OWN + "bench: {cell: []}", "study/own.yaml: "),
         (OWN.replace("[1, 2]", "[a]"), "study/own.yaml: seeds[0]=a: expected a whole number"),
         (OWN.replace("0.05", "tiny"), "study/own.yaml: margin.val_loss=tiny: expected a number"),
