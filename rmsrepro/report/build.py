@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmsrepro.config.study import StudyConfig
+from rmsrepro.paper import ClaimVerdict, judge_claims, read_cards
 from rmsrepro.report.cells import build_cells
+from rmsrepro.report.claims import findings_of
 from rmsrepro.report.load import load_records
 from rmsrepro.report.page import PageInput, render
 from rmsrepro.report.records import BenchRecord, Records, RunRecord
@@ -26,6 +28,8 @@ class ReportResult:
     page: Path
     results: Path
     scorecard: Scorecard
+    claims: tuple[ClaimVerdict, ...]
+    """A verdict for each claim of the paper; most are not run."""
 
 
 def build_report(
@@ -53,6 +57,7 @@ def build_report(
     cells, outside = build_cells(records.runs, study)
     times = step_times(records.benches)
     card = build_scorecard(cells, times, study)
+    claims = judge_claims(study, findings_of(card, records.benches, read_cards(root), study))
     page = PageInput(
         report_id=name,
         card=card,
@@ -67,7 +72,9 @@ def build_report(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "results.csv", results_table(records.runs).to_csv(index=False))
     write_atomic(folder / "index.html", render(page))
-    return ReportResult(page=folder / "index.html", results=folder / "results.csv", scorecard=card)
+    return ReportResult(
+        page=folder / "index.html", results=folder / "results.csv", scorecard=card, claims=tuple(claims)
+    )
 
 
 def watch_report(

@@ -17,6 +17,7 @@ from rmsrepro.verbs.timing import BenchFailed, PreparedBench, prepare_bench, run
 
 if TYPE_CHECKING:
     from rmsrepro.paper.studies import BenchJob
+    from rmsrepro.report.build import ReportResult
 
 
 @dataclass
@@ -49,6 +50,7 @@ def report(overrides: list[Override]) -> int:
     else:
         built = build_report(folder, study=study)
     print_scorecard(built.scorecard, console())
+    _say_claims(built)
     say(f"page: {built.page.resolve()}")
     say(f"table: {built.results.resolve()}")
     return 0
@@ -75,8 +77,19 @@ def reproduce(overrides: list[Override]) -> int:
     built = build_report(out_dir, study=study, run_ids=run_ids)
     say("")
     print_scorecard(built.scorecard, console())
+    _say_claims(built)
     say(f"page: {built.page.resolve()}")
     return 1 if code or failed else 0
+
+
+def _say_claims(built: ReportResult) -> None:
+    """Say what becomes of the paper's claims, where there is something to say."""
+    from rmsrepro.paper import ClaimOutcome, claims_text
+
+    if any(one.verdict is not ClaimOutcome.not_run for one in built.claims):
+        say("")
+        for line in claims_text(built.claims):
+            say(line)
 
 
 def _out_dir(overrides: list[Override]) -> Path:

@@ -163,6 +163,43 @@ def test_a_narrowed_study_is_named_so(own: StudyConfig) -> None:
     assert [job.norm for job in study_jobs(study)] == ["layernorm", "rmsnorm"] * 2
 
 
+LEVELLED = (
+    OWN.replace("prmsnorm]", "prmsnorm, prmsnorm_p50]")
+    + """\
+norm_variants: {prmsnorm_p50: {name: prmsnorm, p: 0.5}}
+norm_cells: {prmsnorm_p50: [gru/translation]}
+benches:
+  - {level: layer, norms: [rmsnorm, prmsnorm_p50], backends: [composite, torch]}
+  - {level: model, cells: [gru/translation, transformer/translation]}
+claims:
+  - {claims: [t3py-*rmsnorm-time], relation: faithful, by: {cell: gru/translation}, why: so}
+  - {claims: [t4-rmsnorm-time], relation: proxy, by: {cell: transformer/translation}, why: smaller}
+"""
+)
+
+
+def test_a_narrowed_study_keeps_the_timings_and_claims_that_are_left() -> None:
+    write("own", LEVELLED)
+    own = load_study("own")
+    study, _ = narrowed(own, "norm=rmsnorm", "model=gru")
+    assert (study.norms, study.norm_variants, study.norm_cells) == (["layernorm", "rmsnorm"], {}, {})
+    assert [(one.level, one.cells, one.norms) for one in study.timings()] == [
+        ("step", ["gru/lm"], []),
+        ("layer", [], ["rmsnorm"]),
+        ("model", ["gru/translation"], []),
+    ]
+    assert [(one.claims, one.relation.value) for one in study.claims] == [(["t3py-rmsnorm-time"], "faithful")]
+    other, _ = narrowed(own, "optim.lr=0.5")
+    assert [(one.claims[0], one.relation.value) for one in other.claims] == [
+        ("t3py-rmsnorm-time", "proxy"),
+        ("t3py-prmsnorm-time", "proxy"),
+        ("t4-rmsnorm-time", "proxy"),
+    ]
+    assert {one.why for one in other.claims} == {"changed on the command line", "smaller"}
+    untouched, _ = narrowed(own, "out_dir=x", "bench.budget_s=3")
+    assert untouched == own
+
+
 def test_a_changed_value_reaches_every_job(own: StudyConfig) -> None:
     study, rest = narrowed(own, "optim.lr=0.5")
     assert (study.name, rest) == ("own_modified", [split_override("optim.lr=0.5")])

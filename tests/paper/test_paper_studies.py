@@ -9,7 +9,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.study import StudyBench, StudyConfig, higher_is_better
+from rmsrepro.config.study import (
+    ClaimTest,
+    Relation,
+    StudyBench,
+    StudyClaims,
+    StudyConfig,
+    higher_is_better,
+)
 from rmsrepro.paper import HEADLINE, bench_jobs, check_study, study_jobs
 
 STUDY = StudyConfig(
@@ -80,6 +87,99 @@ def test_a_bench_has_the_plugins_and_overlays_of_its_study() -> None:
     assert "tracker=none" not in job.overrides
 
 
+LEVELS = replace(
+    STUDY,
+    norms=[*STUDY.norms, "prmsnorm_p50"],
+    norm_variants={"prmsnorm_p50": {"name": "prmsnorm", "p": 0.5}},
+    norm_cells={"prmsnorm_p50": ["gru/lm"]},
+    benches=[
+        StudyBench(level="layer", norms=["layernorm", "prmsnorm_p50"], backends=["composite", "torch"]),
+        StudyBench("whole", "model", cells=["gru/lm", "transformer/lm"], overrides=["norm.p=0.0625"]),
+    ],
+)  # fmt: skip
+
+
+def test_timings_at_several_levels() -> None:
+    old, layer, gru, transformer = bench_jobs(LEVELS)
+    assert (old.level, old.label, old.variants) == ("step", "step gru/lm", (("norm=prmsnorm", "norm.p=0.5"),))
+    assert (layer.level, layer.cell, layer.label) == ("layer", "", "layer")
+    assert layer.overrides == (
+        "norm=layernorm",
+        "backend=composite,torch",
+        "study=quick",
+        "bench=layer",
+    )  # neither model nor data, and no optimiser
+    assert layer.variants == (("norm=prmsnorm", "norm.p=0.5"),)
+    assert (gru.label, transformer.label) == ("whole gru/lm", "whole transformer/lm")
+    assert gru.overrides == (
+        "norm=layernorm,prmsnorm",
+        "model=gru",
+        "task=lm",
+        "backend=composite",
+        "study=quick",
+        "optim.lr=0.01",
+        "data=pydoc",
+        "norm.p=0.0625",  # the timing's own value
+        "bench=model",
+    )
+    assert (gru.norms, gru.variants) == (
+        ("layernorm", "prmsnorm", "prmsnorm_p50"),
+        (("norm=prmsnorm", "norm.p=0.5"),),
+    )
+    assert (transformer.norms, transformer.variants) == (("layernorm", "prmsnorm"), ())
+
+
+def test_a_norm_may_be_there_twice_and_in_some_cells_only() -> None:
+    jobs = study_jobs(LEVELS)
+    assert [job.norm for job in jobs if (job.cell, job.seed) == ("gru/lm", 1)] == LEVELS.norms
+    assert [job.norm for job in jobs if (job.cell, job.seed) == ("gru/translation", 1)] == STUDY.norms
+    twice = next(job for job in jobs if job.norm == "prmsnorm_p50")
+    assert "norm=prmsnorm" in twice.overrides
+    assert "norm.p=0.5" in twice.overrides
+    assert LEVELS.norm_of("prmsnorm_p50") == ("prmsnorm", {"p": 0.5})
+    assert LEVELS.norm_of("prmsnorm") == ("prmsnorm", {"p": "0.25"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"benches": [StudyBench(level="modle", cells=["gru/lm"])]},
+            "level is 'modle'; it is one of",
+        ),
+        ({"benches": [StudyBench(level="modle", cells=["gru/lm"])]}, "did you mean model"),
+        (
+            {"benches": [StudyBench(level="model")]},
+            r"benches\[0\].cells: a timing at the level model needs at",
+        ),
+        (
+            {"benches": [StudyBench(level="layer", cells=["gru/lm"])]},
+            "a timing at the level layer has no cells",
+        ),
+        (
+            {"benches": [StudyBench(cells=["gru/ml"])]},
+            r"benches\[0\].cells names 'gru/ml'.*did you mean gru/lm",
+        ),
+        (
+            {"benches": [StudyBench(cells=["gru/lm"], norms=["rmsnorm"])]},
+            r"benches\[0\].norms names 'rmsnorm'",
+        ),
+        (
+            {"benches": [StudyBench(level="layer", overrides=["bench=model"])]},
+            r"benches\[0\].overrides has bench=model, but its level is layer",
+        ),
+        ({"norm_variants": {"rms": {"name": "rmsnorm"}}}, "norm_variants names 'rms'"),
+        ({"norm_variants": {"prmsnorm": {"p": 0.5}}}, "norm_variants.prmsnorm needs a name and parameters"),
+        ({"norm_variants": {"layernorm": {"name": "layernorm"}}}, "norm_variants names the baseline"),
+        ({"norm_cells": {"prmsnorm": ["gru/ml"]}}, "norm_cells.prmsnorm names 'gru/ml'.*did you mean gru/lm"),
+        ({"norm_cells": {"layernorm": ["gru/lm"]}}, "norm_cells names the baseline 'layernorm'"),
+    ],
+)
+def test_timings_and_norms_that_a_study_cannot_have(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"study 'quick': .*{message}|study 'quick': {message}"):
+        check_study(replace(STUDY, **change))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -114,6 +214,8 @@ def test_a_study_is_a_structured_config() -> None:
             "cell_overrides": {"gru/lm": ["optim.lr=0.01"]},
             "secondary": {"translation": ["test_bleu"]},
             "bench": {"cells": ["gru/lm"]},
+            "benches": [{"level": "layer", "backends": ["torch"]}],
+            "claims": [{"claims": ["t2-*"], "relation": "faithful", "by": {"cell": "gru/lm"}, "why": "so"}],
         }
     )
     study = OmegaConf.to_object(OmegaConf.merge(schema, given))
@@ -122,6 +224,8 @@ def test_a_study_is_a_structured_config() -> None:
     assert study.secondary == {"translation": ["test_bleu"]}
     assert study.bench.cells == ["gru/lm"]
     assert study.primary_metric("lm") == "val_loss"
+    assert [timing.level for timing in study.timings()] == ["step", "layer"]
+    assert study.claims == [StudyClaims(["t2-*"], Relation.faithful, ClaimTest(cell="gru/lm"), "so")]
 
 
 @pytest.mark.parametrize(
