@@ -13,12 +13,10 @@ from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single
+from rmsrepro.norms.targets import GivenNorm, load_model
 from rmsrepro.verbs.common import composer, console, open_plugins, say, take_options
-from rmsrepro.verbs.targets import load_model
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rmsrepro.norms import NormSpec
     from rmsrepro.norms.inspecting import Inspection, Layer, Remark
     from rmsrepro.norms.probing import Finding
@@ -89,15 +87,8 @@ def _norm(overrides: Sequence[Override]) -> NormSpec | None:
             raise UserError(f"{parameters[0].text}: it belongs to a norm, which norm=NAME names")
         return None
     from rmsrepro.config.compose import to_train_config
-    from rmsrepro.norms import NormSpec, resolve_params
+    from rmsrepro.norms import resolve_params
     from rmsrepro.norms.given import check_norm_parameters
-
-    @dataclass(frozen=True)
-    class GivenNorm(NormSpec):
-        """The spec, which a factory may also call with a width."""
-
-        def __call__(self, dim: int) -> nn.Module:
-            return self.build(dim)
 
     with composer(overrides) as opened:
         config = to_train_config(opened.raw(list(overrides)))

@@ -18,6 +18,7 @@ from rmsrepro.config.errors import first_line
 from rmsrepro.norms.inspecting.report import EVALUATION, TRAINING, Call
 from rmsrepro.norms.inspecting.tracing import FunctionWatch, OperationWatch, Seen
 from rmsrepro.norms.probing.subject import undisturbed
+from rmsrepro.norms.targets import arguments
 
 
 @dataclass
@@ -148,15 +149,8 @@ def _prepared(model: nn.Module, mode: str) -> nn.Module:
 
 
 def _call(model: nn.Module, inputs: object) -> None:
-    given = _fresh(inputs)
-    if isinstance(given, Mapping):
-        model(**given)
-    elif not isinstance(given, tuple | list):
-        model(given)
-    elif len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
-        model(*given[0], **given[1])
-    else:
-        model(*given)
+    positions, keywords = arguments(_fresh(inputs))
+    model(*positions, **keywords)
 
 
 def _fresh(inputs: Any) -> Any:

@@ -1,19 +1,30 @@
-"""Modules of users, named on the command line as package.module:name."""
+"""Models of users, named on the command line as package.module:name, and the norm they are built with."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rmsrepro.config.errors import UserError, first_line, nearest
+from rmsrepro.norms.factory import NormSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from rmsrepro.norms import NormSpec
+
+@dataclass(frozen=True)
+class GivenNorm(NormSpec):
+    """The norm that a factory is called with: `norm.build(dim)`, or `norm(dim)`, makes a layer of it."""
+
+    def __call__(self, dim: int) -> nn.Module:
+        return self.build(dim)
 
 
 def load_model(target: str, spec: NormSpec | None) -> tuple[nn.Module, Any]:
@@ -38,7 +49,33 @@ def load_model(target: str, spec: NormSpec | None) -> tuple[nn.Module, Any]:
     return made, None
 
 
-def _imported(target: str) -> Any:
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a module's call: a mapping are keywords, a tuple or list positions.
+
+    A pair of positions and keywords is both, anything else one argument.
+    """
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if not isinstance(inputs, tuple | list):
+        return (inputs,), {}
+    if len(inputs) == 2 and isinstance(inputs[0], tuple | list) and isinstance(inputs[1], Mapping):
+        return tuple(inputs[0]), dict(inputs[1])
+    return tuple(inputs), {}
+
+
+def source_hash(target: str) -> str | None:
+    """Return a hash of the file in which `target` names something; None where it is in no file.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    module, _ = _module(target)
+    file = getattr(module, "__file__", None)
+    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+
+
+def _module(target: str) -> tuple[ModuleType, str]:
+    """Import the module of `target`; return it with what stands behind the colon."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", target):
         raise UserError(
             f"{target!r} is no import string; it has the form package.module:name, where name is a module, a "
@@ -46,7 +83,7 @@ def _imported(target: str) -> Any:
         )
     module_name, _, attribute = target.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
         ours = f"{module_name}.".startswith(f"{error.name}.")
         what = (
@@ -58,6 +95,12 @@ def _imported(target: str) -> Any:
         raise UserError(f"{target}: {what}") from error
     except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise UserError(f"{target}: importing it failed: {_said(error)}") from error
+
+
+def _imported(target: str) -> Any:
+    found: Any
+    found, attribute = _module(target)
+    module_name = target.partition(":")[0]
     for part in attribute.split("."):
         if not hasattr(found, part):
             choices = [name for name in dir(found) if not name.startswith("_")]
