@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +58,9 @@ class ArmStep(Protocol):
     the step `count` times (for steps whose control lies elsewhere, such as a trainer's loop).
     """
 
+    remarks: Sequence[str]
+    """What to say of the arm that does not keep it from being ranked; filled by `check`."""
+
     def __call__(self) -> object: ...
 
     def seed(self) -> None:
@@ -77,6 +81,8 @@ class ArmStep(Protocol):
 
 class Step:
     """A step without loss or anything to check: a base for the real ones."""
+
+    remarks: Sequence[str] = ()
 
     def __call__(self) -> object:
         raise NotImplementedError

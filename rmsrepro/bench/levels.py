@@ -33,6 +33,9 @@ class Workbench(Protocol):
         unavailable there. Any other exception makes it failed.
         """
 
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        """Return what this process found of the cell, for all its rows. Asked after the first build."""
+
     def leave(self, cell: Cell) -> None:
         """Free what the cell alone needed."""
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from scipy import stats
-
+from rmsrepro.bench.statistics import t_quantile
 from rmsrepro.config.bench import BenchConfig
 
 PILOT_ROUNDS = 7
@@ -160,7 +159,7 @@ def _seconds(pilots: Mapping[str, Pilot], rounds: Mapping[str, int]) -> float:
 def _half_width(pilot: Pilot, rounds: int, processes: int) -> float:
     """Half-width of the 95 % interval that is expected."""
     spread = math.hypot(PROCESS_SD, 1.253 * pilot.worst_noise / math.sqrt(rounds))
-    return float(stats.t.ppf(0.975, processes - 1)) * spread / math.sqrt(processes)
+    return t_quantile(0.975, processes - 1) * spread / math.sqrt(processes)
 
 
 def _reason(

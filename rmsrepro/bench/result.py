@@ -41,13 +41,14 @@ def bench_result(
     if len({one["threads"] for one in everyone}) > 1:
         flags.append("the processes did not all use the same number of threads")
     for cell in cells:
+        pilot = measured.pilot["cells"][cell.name]
         tables = ResultTables(
             arms,
             measured.samples(cell.name),
             measured.of_cell(cell.name),
             config,
-            _facts(level, base, cell) | run_facts,
-            pilot=measured.pilot["cells"].get(cell.name),
+            _facts(level, base, cell) | run_facts | pilot.get("facts", {}),
+            pilot=pilot,
             tests=max(config.cells, len(cells) * baselines),
             costs={arm.label: level.cost(arm, cell) for arm in arms},
             settings_flags=settings_flags(settings, device),

@@ -192,6 +192,7 @@ def _build_and_call_once(
             wrong = f"it could not be checked: {_describe(error)}"
         if wrong is not None:
             outcome.failed[arm.label] = wrong
+        outcome.flags[arm.label] = [str(remark) for remark in steps[name].remarks]
     return steps
 
 

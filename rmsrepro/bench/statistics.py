@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 import numpy as np
-from scipy import stats
 
 AA_WIDTH = 2.5
 """Half-width that the 95 % A/A interval may have on the log scale, as a multiple of the precision."""
@@ -50,13 +49,20 @@ class Interval:
         return [self.low, self.high]
 
 
+def t_quantile(probability: float, freedom: int) -> float:
+    """Quantile of Student's distribution with `freedom` degrees of freedom."""
+    # Imported here: measuring processes need no quantiles, and scipy takes half a second.
+    from scipy import stats
+
+    return float(stats.t.ppf(probability, df=freedom))
+
+
 def t_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
     """Student's interval of the mean of independent `values`, at least two of them."""
     if len(values) < 2:
         raise ValueError(f"an interval needs at least 2 values, got {len(values)}")
     mean = fmean(values)
-    quantile = float(stats.t.ppf((1 + level) / 2, df=len(values) - 1))
-    half = quantile * stdev(values) / math.sqrt(len(values))
+    half = t_quantile((1 + level) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsrepro.bench.cells import Arm, ArmStep, Cell
+from rmsrepro.bench.cells import Arm, ArmStep, Cell, Step
 from rmsrepro.bench.levels import Level
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.errors import UserError
@@ -81,7 +81,7 @@ def _shape(batch: Any) -> str:
     return f"{source[0]}x{source[1]}->{target[1]}"
 
 
-class TrainingStep:
+class TrainingStep(Step):
     """One optimiser update, as a bare loop: what training does in a step, without a framework.
 
     batch -> forward -> loss -> backward (over the accumulated batches) -> clip -> optimiser ->
@@ -119,10 +119,6 @@ class TrainingStep:
         """Start dropout from the run's seed, so that the first losses of all arms are comparable."""
         seed_dropout(self._seed)
 
-    def check(self) -> str | None:
-        """Nothing but the loss, which the session compares."""
-        return None
-
     def loss(self) -> float | None:
         """Training loss of the last batch, in nats a token. Waits for the device."""
         last: Tensor | None = self._task.last_loss
@@ -131,9 +127,6 @@ class TrainingStep:
     def tidy(self) -> None:
         """Forget what the task collects for its records. Outside the clock."""
         self._task.pop_training_metrics()
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class StepLevel(Level):
@@ -201,6 +194,10 @@ class StepWorkbench:
     def builder(self, arm: Arm, cell: Cell) -> Callable[[], ArmStep]:
         """Return what builds the training step of `arm`."""
         return lambda: TrainingStep(arm_config(self._base, arm), self._data, self._device)
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        """Nothing that the level does not say."""
+        return {}
 
     def leave(self, cell: Cell) -> None:
         """Nothing is the cell's own."""

@@ -116,8 +116,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
             plan=Plan(**plans[cell.name]) if plans is not None else None,
             on_event=events,
         )
+        outcomes[cell.name] = {**_plain(outcome), "facts": workbench.facts(cell)}
         workbench.leave(cell)
-        outcomes[cell.name] = _plain(outcome)
     result["cells"] = outcomes
     result["peak_rss_bytes"] = peak_rss_bytes()
     result["peak_device_bytes"] = torch.accelerator.max_memory_allocated() if device.type == "cuda" else None

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from rmsrepro.config.bench import BenchConfig, BenchJobConfig, check_bench_config
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, chosen_experiment, expand, take, unquote
 from rmsrepro.config.schema import TrainConfig
+from rmsrepro.verbs.bench_text import print_bench
 from rmsrepro.verbs.common import composer, console, label_study, say
 from rmsrepro.verbs.training import refuse_options_of_sweep
 
@@ -21,19 +21,29 @@ def bench(overrides: list[Override]) -> int:
     """Time norms against LayerNorm and print the comparisons."""
     refuse_options_of_sweep(overrides)
     try:
-        result = run_prepared_bench(prepare_bench(label_study(overrides)))
+        prepared = prepare_bench(label_study(overrides))
+        if ignored := _ignored(overrides, prepared):
+            say(f"bench=layer times norms by themselves; not looked at: {', '.join(ignored)}", stderr=True)
+        result = run_prepared_bench(prepared)
     except BenchFailed as error:
         say(f"failed: {error}", stderr=True)
         return 1
-    console().print(comparison_table(result.result))
-    for arm in result.result["arms"]:
-        if arm.get("status", "ok") not in ("ok", "measured"):
-            say(f"{arm['arm']}: {arm['status']}: {arm.get('reason', '')}")
+    print_bench(result.result, console())
     say(f"records: {result.path}")
     if result.result.get("status") == "incomplete":
         say("incomplete: no baseline was measured soundly, so nothing is compared", stderr=True)
         return 1
     return 0
+
+
+_OF_MODELS = ("model", "task", "data", "optim", "precision", "placement", "sites", "seed")
+"""First words of the settings that a layer does not have."""
+
+
+def _ignored(overrides: Sequence[Override], prepared: PreparedBench) -> list[str]:
+    if prepared.settings.name != "layer":
+        return []
+    return list(dict.fromkeys(item.key for item in overrides if item.key.split(".")[0] in _OF_MODELS))
 
 
 @dataclass
@@ -148,23 +158,3 @@ class BenchFailed(RuntimeError):
 
 def _values(key: str, text: str) -> list[str]:
     return list(dict.fromkeys(unquote(job[0].value) for job in expand([Override(key, text)])))
-
-
-def comparison_table(result: dict[str, Any]) -> Table:
-    """One line a comparison: how much of the baseline's time the arm takes, and how sure that is."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("arm", no_wrap=True)
-    table.add_column("against", no_wrap=True)
-    table.add_column("time saved (95 % interval)", justify="right", no_wrap=True)
-    table.add_column("A/A", justify="right", no_wrap=True)
-    table.add_column("trusted", no_wrap=True)
-    for row in result["comparisons"]:
-        low, high = row["time_reduction_ci"]
-        table.add_row(
-            Text(str(row["arm"])),
-            Text(str(row["baseline"])),
-            Text(f"{row['time_reduction_pct']:.1f} % [{low:.1f}, {high:.1f}]"),
-            f"{row['aa_ratio']:.3f}",
-            "yes" if row["trusted"] else "no",
-        )
-    return table

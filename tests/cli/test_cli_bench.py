@@ -14,7 +14,8 @@ def test_a_bench_without_a_sound_baseline_exits_with_1(
 ) -> None:
     arms = [{"arm": "layernorm/composite", "status": "failed", "reason": "the loss is nan"}]
     result = {"status": status, "comparisons": [], "arms": arms}
-    monkeypatch.setattr(timing, "prepare_bench", lambda overrides: None)
+    prepared = SimpleNamespace(settings=SimpleNamespace(name="step"))
+    monkeypatch.setattr(timing, "prepare_bench", lambda overrides: prepared)
     monkeypatch.setattr(
         timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
     )

@@ -27,7 +27,7 @@ from rmsrepro.runs.estimate import estimate_seconds
 from rmsrepro.runs.files import owner_record
 from rmsrepro.runs.status import Row, Status, read_status
 from rmsrepro.runs.sweep import SweepOptions, failed_id, plan_sweep, run_sweep
-from rmsrepro.verbs import listing, timing
+from rmsrepro.verbs import bench_text, listing
 from rmsrepro.verbs.common import composer
 from rmsrepro.verbs.training import _status_table
 
@@ -154,12 +154,12 @@ def test_texts_in_tables_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert STRANGE in shown
     assert "run[1]" in shown
     comparison = {
-        "arm": "plugin:A[/b]", "baseline": "layer[x]", "time_reduction_pct": 7.0,
-        "time_reduction_ci": [5.0, 9.0], "aa_ratio": 1.0, "trusted": True,
+        "arm": "plugin:A[/b]", "baseline": "layernorm/composite", "ratio": 0.93, "time_reduction_pct": 7.0,
+        "time_reduction_ci": [5.0, 9.0], "trusted": True,
     }  # fmt: skip
-    shown = rendered(timing.comparison_table({"comparisons": [comparison]}))
+    arm = {"arm": "plugin:A[/b]", "status": "measured", "median_s": 0.5}
+    shown = rendered(bench_text.cell_table({"comparisons": [comparison], "arms": [arm]}, ""))
     assert "plugin:A[/b]" in shown
-    assert "layer[x]" in shown
     assert "7.0 % [5.0, 9.0]" in shown
     tables: list[Table] = []
     monkeypatch.setattr(
