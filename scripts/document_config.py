@@ -251,7 +251,7 @@ def generated() -> str:
     out.extend(table(rows(study.StudyJobs, "jobs.")))
     out.extend(["`bench` is a timing, `benches` a list of them, each with these keys:", ""])
     out.extend(table(rows(study.StudyBench, "")))
-    out.extend(["`claims` is a list, each entry with these keys:", ""])
+    out.extend(["`claims` is a list, each entry with these keys (see [claims.md](claims.md)):", ""])
     claims = rows(study.StudyClaims, "", skip=("by",))
     out.extend(table([*claims, *rows(study.ClaimTest, "by.")]))
     return "\n".join(out).rstrip()

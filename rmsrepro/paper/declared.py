@@ -77,13 +77,13 @@ def still_declared(study: StudyConfig, before: StudyConfig, *, other_values: boo
 
 def is_timed(claim: Claim) -> bool:
     """Whether a claim is judged by timings; else by runs."""
-    return counterpart(claim, ledger()).metric is Metric.time or isinstance(TESTS.get(claim.id), NoGain)
+    return counterpart(claim).metric is Metric.time or isinstance(TESTS.get(claim.id), NoGain)
 
 
 def norm_for(claim: Claim, study: StudyConfig, chosen: str = "") -> str | None:
     """The study's norm that a claim speaks of: `chosen`, else the one of that name, else a variant of it."""
     test = TESTS.get(claim.id)
-    wanted = test.norm if isinstance(test, QualityOf) else counterpart(claim, ledger()).ours
+    wanted = test.norm if isinstance(test, QualityOf) else counterpart(claim).ours
     if chosen:
         return chosen if chosen in study.norms else None
     if wanted in study.norms:

@@ -19,19 +19,19 @@ RULES = (
     (
         "A study declares beforehand which claims it addresses, each as faithful (the paper's model, size "
         "class and data; for a time also the printed hardware) or as a proxy. The verdicts follow from "
-        "records alone:"
+        "records alone. For a time, the first that applies:"
     ),
+    "not run: nothing was measured; the command that would measure it stands beside it, if there is one.",
+    "undecided: the bench does not trust its timing, whatever the interval; or the interval contains 0.",
+    "not reproduced: the interval excludes 0 on the other side than the paper's.",
     (
-        "reproduced: the measurement is faithful, and its interval meets the printed value +- 2 standard "
+        "reproduced: the measurement is faithful, and its interval meets the paper's value +- 2 standard "
         "deviations, propagated from the printed times."
     ),
     (
         "direction only: the interval excludes 0 on the paper's side. More a proxy cannot say; a faithful "
         "measurement that misses the printed value says no more either."
     ),
-    "not reproduced: the interval excludes 0 on the other side.",
-    "undecided: the interval contains 0, or the bench does not trust its timing, whatever the interval.",
-    "not run: nothing was measured; the command that would measure it stands beside it, if there is one.",
     (
         "A quality is judged as the study judges it, over paired seeds: that RMSNorm and pRMSNorm do as well "
         "as LayerNorm holds where the verdict is equivalent (two one-sided tests within the study's margin), "

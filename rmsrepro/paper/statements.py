@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rmsrepro.paper.claims import LAYERNORM, Claim, Ledger, Metric
+from rmsrepro.paper.claims import LAYERNORM, Claim, Metric, ledger
 from rmsrepro.paper.rules import Expected
 
 
@@ -118,6 +118,9 @@ _MODELS: Mapping[str, str] = {
 def why_untestable(claim: Claim) -> str:
     """Say why nothing in this package tests a claim; empty if something does."""
     test = TESTS.get(claim.id)
+    if isinstance(test, SumsUp):
+        reasons = [why_untestable(ledger()[part]) for part in test.parts]
+        return reasons[0] if all(reasons) else ""
     if test is not None:
         return test.reason if isinstance(test, Untestable) else ""
     known = _MODELS.get(claim.id.split("-")[0])
@@ -139,7 +142,7 @@ def declarable(claim: Claim) -> str:
     return ""
 
 
-def counterpart(claim: Claim, ledger: Ledger) -> Claim:
+def counterpart(claim: Claim) -> Claim:
     """The claim whose figures stand for this one: itself, or the one that it says in words."""
     test = TESTS.get(claim.id)
-    return ledger[test.claim] if isinstance(test, SameAs) else claim
+    return ledger()[test.claim] if isinstance(test, SameAs) else claim

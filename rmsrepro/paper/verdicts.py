@@ -123,7 +123,7 @@ class _Judge:
         if isinstance(test, EveryP):
             return judge_every_p(self._every_p(one), one.relation, one.why)
         if is_timed(claim):
-            stands = counterpart(claim, self._ledger)
+            stands = counterpart(claim)
             printed = self._ledger.reduction(stands)
             assert printed is not None
             return rules.judge_time(stands, printed, one.relation, self._timing(one), one.why)
@@ -212,7 +212,7 @@ class _Judge:
 
 def printed_text(claim: Claim) -> str:
     """What the paper has of a claim, as a short text."""
-    stands = counterpart(claim, ledger())
+    stands = counterpart(claim)
     reduction = ledger().reduction(stands)
     if reduction is not None:
         return f"{reduction.text} less time" + ("" if reduction.printed else ", by its two times")

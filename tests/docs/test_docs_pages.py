@@ -126,15 +126,20 @@ def test_readme_says_nothing_of_verbs_that_are_not_there() -> None:
 # ----------------------------------------------------------------------------------- configuration
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    """scripts/document_config.py."""
-    spec = importlib.util.spec_from_file_location("document_config", ROOT / "scripts" / "document_config.py")
+def script(name: str) -> ModuleType:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """scripts/document_config.py."""
+    return script("document_config")
 
 
 def test_configuration_page_is_up_to_date(generator: ModuleType) -> None:
@@ -262,6 +267,33 @@ def test_rules_of_the_verdict_are_told_in_order() -> None:
     text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
     rules = re.findall(r"^\d+\. `([a-z]+(?: \([^)`]*\))?)`", text, re.MULTILINE)
     assert rules == [rule.split(":")[0].split(" by")[0] for rule in RULES[1:]]
+
+
+def test_claims_page_is_up_to_date() -> None:
+    ledger = script("document_claims")
+    page = ledger.PAGE.read_text(encoding="utf-8")
+    assert ledger.page_with(ledger.generated(), page) == page, "run: python scripts/document_claims.py"
+
+
+def test_claims_page_tells_the_rules_in_order() -> None:
+    from rmsrepro.paper import RULES, ClaimOutcome
+
+    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\d+\. `([a-z ]+)`", text, re.MULTILINE)
+    heads = [rule.split(":")[0] for rule in RULES]
+    assert list(dict.fromkeys(told)) == [
+        head for head in heads if head in {one.value for one in ClaimOutcome}
+    ]
+    assert set(told) == {one.value for one in ClaimOutcome}
+
+
+def test_claims_page_names_every_claim_of_the_studies() -> None:
+    from rmsrepro.paper import study_jobs
+    from rmsrepro.paper.study_files import BY_COST, built_in
+
+    (listed,) = [table for table in tables(ROOT / "docs" / "claims.md") if table[0][0] == "study"]
+    assert [code(row[0])[0] for row in listed[1:]] == list(BY_COST)
+    assert [int(row[2]) for row in listed[1:]] == [len(study_jobs(built_in(name))) for name in BY_COST]
 
 
 def test_dataclasses_of_the_pages_are_dataclasses() -> None:
