@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import traceback
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
 from rmsrepro.runs.result import RunResult, base_record, explain, flags
 from rmsrepro.runs.seeding import seed_dropout, stream_seed
 from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
+from rmsrepro.runs.trainer import make_trainer, quiet_lightning
 from rmsrepro.tasks import Task, build_task, evaluate, norm_spec, normalisation
 
 
@@ -118,8 +116,8 @@ class Run:
             seed_dropout(config.seed)
             self.training_began = True
             self._callback.beat(step)
-            with _quiet_lightning():
-                trainer = self._trainer(self._callback)
+            with quiet_lightning():
+                trainer = make_trainer(config, self._callback)
                 trainer.fit(
                     module, datamodule=data, ckpt_path=str(start.path) if start else None, weights_only=True
                 )
@@ -148,27 +146,6 @@ class Run:
                 )
             return found
         return self.parent
-
-    def _trainer(self, callback: RunCallback) -> L.Trainer:
-        trainer = self.config.trainer
-        every = (trainer.val_every or 1) * trainer.accumulate
-        return L.Trainer(
-            accelerator=trainer.accelerator,
-            devices=trainer.devices,
-            precision="bf16-mixed" if self.config.precision == "bf16-mixed" else "32-true",
-            max_steps=trainer.max_steps,
-            max_epochs=-1,
-            accumulate_grad_batches=trainer.accumulate,
-            val_check_interval=every,
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            callbacks=[callback],
-        )
 
     def _finish_validation(self, trainer: L.Trainer, module: Task, data: Any) -> None:
         """Validate at the last step where the interval did not."""
@@ -315,24 +292,3 @@ def _newest(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _one_line(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ")
-
-
-@contextlib.contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's hints for other uses (workers, loggers, upgrades) out of a run's output."""
-    loggers = [
-        logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning(\.|$)")
-            warnings.filterwarnings(
-                "ignore", message=r".*(does not have many workers|dataloader is not resumable).*"
-            )
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
