@@ -46,6 +46,9 @@ class BenchConfig:
     """Whether the C library keeps large blocks of memory instead of returning them to the system after each
     use (glibc, on a CPU). None: for bench=layer only. The same for all arms; training runs keep the system's
     default."""
+    framework: bool = False
+    """bench=step: whether the step is timed inside Lightning's Trainer too, alone and with the records and
+    clocks of a run, so that their share of it is seen. Beside the layernorm of the first backend only."""
     warmup_s: float = 0.5
     """Warm-up of each arm in each process, in the mean over the arms. It goes on until stable, at most
     four times as long, and never takes more than a quarter of the budget."""
@@ -106,6 +109,11 @@ def check_bench_config(config: BenchConfig) -> None:
         raise UserError(f"bench.num_threads={config.num_threads}: at least 1, or null for torch's choice")
     if config.timeout_s is not None and not config.timeout_s > 0:
         raise UserError(f"bench.timeout_s={config.timeout_s}: must be above 0 seconds, or null")
+    if config.framework and config.name != "step":
+        raise UserError(
+            "bench.framework=true: only bench=step has a training step to put into a Trainer; "
+            f"bench={config.name} has none"
+        )
     _check_cells(config)
 
 

@@ -188,4 +188,8 @@ def unreadable(item: Override, error: Exception) -> str:
 def unknown_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """The message for a group value that does not exist."""
     hint = "; did you mean none?" if name == "null" and "none" in choices else nearest(name, choices)
-    return f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
+    own = f"; a model of your own can be timed: rmsrepro bench bench=model model={name}"
+    return (
+        f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
+        f"{own if group == 'model' and ':' in name else ''}"
+    )

@@ -28,6 +28,17 @@ NODES: dict[str, dict[str, type]] = {
     },
 }
 """The classes of each typed group, by the name of the choice."""
+NOTHING = "none"
+"""Name of the task and the data of a model that brings its own inputs."""
+
+
+def _node(group: str, name: str) -> type | None:
+    """Return the class of a choice, or of what stands beside the choices for a user's own model."""
+    if group == "model" and ":" in name:
+        return schema.ImportedModelConfig
+    if name == NOTHING:
+        return {"task": schema.TaskConfig, "data": schema.DataConfig}.get(group)
+    return NODES[group].get(name)
 
 
 def plain(value: Any) -> Any:
@@ -75,7 +86,7 @@ def _build(kind: type, data: Mapping[str, Any]) -> Any:
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
     if name in NODES and isinstance(value, Mapping):
-        node = NODES[name].get(str(value.get("name")))
+        node = _node(name, str(value.get("name")))
         if node is None:
             raise UserError(unknown_choice(name, str(value.get("name")), sorted(NODES[name])))
         return _build(node, value)

@@ -166,6 +166,16 @@ class GRUConfig(ModelConfig):
     """task=lm, norm=none only: run torch.nn.GRU instead of our own loop (an extra, labelled arm)."""
 
 
+@dataclass
+class ImportedModelConfig(ModelConfig):
+    """A model of the user's own, by its import string; it brings its inputs, so there is no task and no data.
+
+    Only `rmsrepro bench bench=model` takes one: `model=package.module:factory`.
+    """
+
+    name: str = "???"
+
+
 # ------------------------------------------------------------------------------------------ data
 
 
