@@ -181,7 +181,7 @@ def judge_property(claim: Claim, card: NormCard | None) -> Judgement:
     if card is None or name not in card.invariances:
         return Judgement(ClaimOutcome.not_run, "The norm has no card here.", Relation.faithful)
     held, off = card.invariances[name], card.deviations.get(name, math.nan)
-    size = "" if math.isnan(off) else f" (it changes the output by {off:.1g} of its size)"
+    size = "" if math.isnan(off) else f" (by {off:.1g} of its size)"
     verdict = ClaimOutcome.reproduced if held is claim.value else ClaimOutcome.not_reproduced
     return Judgement(
         verdict,

@@ -16,7 +16,7 @@ SHAPES_THE_STEP = frozenset(
 )
 """First words of the training overrides that a timing of a model or a step has to share."""
 
-SHAPES_A_LAYER = frozenset({"plugins", "norm", "precision"})
+SHAPES_A_LAYER = frozenset({"plugins", "norm"})
 """The same for a timing of single layers, which have neither model nor data."""
 
 

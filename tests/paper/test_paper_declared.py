@@ -34,8 +34,8 @@ def test_a_declaration_is_filled_from_study_and_claim() -> None:
     [
         ("t2-rmsnrom-time", {"cell": GRU}, "no claim 't2-rmsnrom-time'; did you mean t2-rmsnorm-time"),
         ("t2-rmsnorm-time", {}, "by.cell is missing; it names the cell that tests t2-rmsnorm-time"),
-        ("t2-rmsnorm-time", {"cell": "gru/translatoin"}, "by.cell is 'gru/translatoin', which the study"),
-        ("t2-rmsnorm-time", {"cell": "gru/translatoin"}, "did you mean gru/translation"),
+        ("t2-rmsnorm-time", {"cell": "gru/translations"}, "by.cell is 'gru/translations', which the study"),
+        ("t2-rmsnorm-time", {"cell": "gru/translations"}, "did you mean gru/translation"),
         ("t2-rmsnorm-time", {"cell": GRU, "norm": "rmsnrom"}, "names the norm 'rmsnrom', which the study"),
         ("t2-rmsnorm-time", {"cell": GRU, "norm": "rmsnrom"}, "did you mean rmsnorm"),
         ("t2-l2-norm-time", {"cell": GRU}, "is about L2-Norm, which the study does"),

@@ -144,10 +144,10 @@ def test_a_norm_may_be_there_twice_and_in_some_cells_only() -> None:
     ("change", "message"),
     [
         (
-            {"benches": [StudyBench(level="modle", cells=["gru/lm"])]},
-            "level is 'modle'; it is one of",
+            {"benches": [StudyBench(level="models", cells=["gru/lm"])]},
+            "level is 'models'; it is one of",
         ),
-        ({"benches": [StudyBench(level="modle", cells=["gru/lm"])]}, "did you mean model"),
+        ({"benches": [StudyBench(level="models", cells=["gru/lm"])]}, "did you mean model"),
         (
             {"benches": [StudyBench(level="model")]},
             r"benches\[0\].cells: a timing at the level model needs at",

@@ -251,6 +251,17 @@ def test_counts_and_text() -> None:
     assert not any("not run" in line for line in lines[:-1] if line.startswith("  t"))
 
 
+def test_the_properties_of_a_norm_share_a_line() -> None:
+    held = {"weight_matrix_rescaling": True, "dataset_recentering": True}
+    cards = {name: NormCard(name, held, {}, {}) for name in ("layernorm", "rmsnorm")}
+    lines = claims_text(judge_claims(None, Findings(cards=cards)))
+    assert lines[:3] == [
+        "Table 1:",
+        "  LayerNorm: 1 reproduced, 1 not reproduced",
+        "  RMSNorm: 1 reproduced, 1 not reproduced",
+    ]
+
+
 @pytest.mark.parametrize(
     ("claim", "text"),
     [
