@@ -77,12 +77,13 @@ def contestants(arms: Sequence[Arm]) -> list[Contestant]:
     found = []
     for arm in arms:
         is_norm = arm.role == "norm"
-        reference = references.get(_computes(arm)) if is_norm else arm.against
+        other = next(iter(arm.against), None)
+        reference = references.get(_computes(arm)) if is_norm else other
         found.append(
             Contestant(
                 label=arm.label,
                 twins=arm.twins,
-                baseline=baselines.get(arm.backend, arm.label) if is_norm else arm.against,
+                baseline=baselines.get(arm.backend, arm.label) if is_norm else other,
                 reference=None if reference == arm.label else reference,
             )
         )

@@ -42,8 +42,9 @@ class Arm:
     role: str = "norm"
     """norm: ranked against the baseline of its backend. Any other (`copy`, `framework`) is a level's own: it
     is timed in the same rounds and never among the comparisons."""
-    against: str | None = None
-    """Label of the arm that an arm of another role than norm is set against (the table `extras`), or None."""
+    against: Sequence[str] = ()
+    """Labels of the arms that an arm of another role than norm is set against (the table `extras`). Its first
+    loss must be that of the first of them."""
 
     @property
     def twins(self) -> list[str]:
@@ -60,6 +61,8 @@ class ArmStep(Protocol):
 
     remarks: Sequence[str]
     """What to say of the arm that does not keep it from being ranked; filled by `check`."""
+    in_thread: bool
+    """Whether it works in a thread of its own, where the memory of a step is not seen on a CPU."""
 
     def __call__(self) -> object: ...
 
@@ -83,6 +86,7 @@ class Step:
     """A step without loss or anything to check: a base for the real ones."""
 
     remarks: Sequence[str] = ()
+    in_thread = False
 
     def __call__(self) -> object:
         raise NotImplementedError

@@ -28,7 +28,7 @@ def thread_setting(config: BenchConfig, base: TrainConfig) -> int | None:
 
 def bench_key(config: BenchConfig, base: TrainConfig, norms: Iterable[Mapping[str, Any]]) -> str:
     """Return a hash of everything that decides the numbers: what is timed, how, on what, with what."""
-    arms, _ = get_level(config.name).arrange(norms, base)
+    arms, _ = get_level(config.name).arrange(config, base, norms)
     return key_of_arms(config, base, arms)
 
 

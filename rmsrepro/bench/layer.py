@@ -42,7 +42,9 @@ class LayerLevel(Level):
     name = "layer"
     equal_steps = False
 
-    def arrange(self, norms: Iterable[Mapping[str, Any]], base: TrainConfig) -> tuple[list[Arm], list[str]]:
+    def arrange(
+        self, config: BenchConfig, base: TrainConfig, norms: Iterable[Mapping[str, Any]]
+    ) -> tuple[list[Arm], list[str]]:
         """Return the norms that are layers, those that are none as unavailable, and the copy."""
         arms, notes = arrange_arms(norms)
         return [*(replace(arm, unavailable=_why_no_layer(arm)) for arm in arms), COPY], notes

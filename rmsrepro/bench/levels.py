@@ -8,7 +8,7 @@ is saved with torch.save.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rmsrepro.bench.arms import arrange_arms
@@ -48,12 +48,14 @@ class Level:
     """Whether all arms do the same number of steps in a block: for steps that walk through batches of
     different size. Else each arm does as many as fill the block."""
 
-    def check(self, config: BenchConfig, base: TrainConfig) -> None:
-        """Raise UserError for what cannot be timed at this level."""
-
-    def arrange(self, norms: Iterable[Mapping[str, Any]], base: TrainConfig) -> tuple[list[Arm], list[str]]:
+    def arrange(
+        self, config: BenchConfig, base: TrainConfig, norms: Iterable[Mapping[str, Any]]
+    ) -> tuple[list[Arm], list[str]]:
         """Return the arms, baselines first, and notes; see `arrange_arms`."""
         return arrange_arms(norms, base.task.name)
+
+    def check(self, config: BenchConfig, base: TrainConfig, arms: Sequence[Arm]) -> None:
+        """Raise UserError for what cannot be timed at this level."""
 
     def identity(self, base: TrainConfig) -> dict[str, Any]:
         """Return what decides the numbers beside the arms and the settings of the bench: plain values."""
@@ -77,6 +79,10 @@ class Level:
 
     def least_warm_up_steps(self, config: BenchConfig) -> int:
         """Return the steps each arm does before anything counts, whatever the time says."""
+        return 1
+
+    def steps_multiple(self, config: BenchConfig, base: TrainConfig) -> int:
+        """Return what the steps of a block are a multiple of: for what happens every so many steps only."""
         return 1
 
     def workbench(

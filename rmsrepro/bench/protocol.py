@@ -208,18 +208,20 @@ class PairedTimer:
                 if stable or spent >= most_s:
                     return WarmUp(steps=total_steps, seconds=seconds, stable=stable)
 
-    def block_plan(self, *, least_block_s: float) -> tuple[dict[str, int], int]:
+    def block_plan(self, *, least_block_s: float, multiple: int = 1) -> tuple[dict[str, int], int]:
         """Steps of each arm in a block, and untimed steps before it.
 
         A block lasts at least `least_block_s`, and so long that the clock resolves it. Where all arms do the
-        same number of steps, the fastest one sets it.
+        same number of steps, the fastest one sets it. The steps are a multiple of `multiple`.
         """
         least = max(least_block_s, self._clock.resolution / RESOLUTION_SHARE)
         seconds = {name: self._step_seconds(step, least) for name, step in self._arms.items()}
         fastest = min(seconds.values())
         for names in [list(self._arms)] if self._equal_steps else self._twins:
             seconds.update(dict.fromkeys(names, min(seconds[name] for name in names)))
-        steps = {name: max(1, math.ceil(least / one - 1e-9)) for name, one in seconds.items()}
+        steps = {
+            name: multiple * max(1, math.ceil(least / one / multiple - 1e-9)) for name, one in seconds.items()
+        }
         return steps, 1 if fastest < LEAD_IN_BELOW_S else 0
 
     def _step_seconds(self, step: Step, least_block_s: float) -> float:

@@ -195,12 +195,12 @@ class ResultTables:
         ]
 
     def extras(self) -> list[dict[str, Any]]:
-        """One row for each measured arm that is no norm against the arm that it names."""
+        """One row for each measured arm that is no norm against each of the arms that it names."""
         by_label = {arm.label: arm for arm in self._arms}
         rows = []
-        for arm in self._arms:
-            other = by_label.get(arm.against or "")
-            if other is None or any(self.why_not_ranked(one) is not None for one in (arm, other)):
+        pairs = [(arm, by_label[label]) for arm in self._arms for label in arm.against]
+        for arm, other in pairs:
+            if any(self.why_not_ranked(one) is not None for one in (arm, other)):
                 continue
             difference = estimate_difference(self._samples, arm.twins, other.twins)
             rows.append(

@@ -93,8 +93,8 @@ def run_bench(
     """
     check_bench_config(config)
     level = get_level(config.name)
-    level.check(config, base)
-    arms, notes = level.arrange(norms, base)
+    arms, notes = level.arrange(config, base, norms)
+    level.check(config, base, arms)
     if all(arm.unavailable is not None for arm in arms if arm.role == "norm"):
         reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms if arm.unavailable is not None)
         raise BenchError(f"none of the arms is available here. {reasons}")

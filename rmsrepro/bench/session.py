@@ -32,6 +32,7 @@ class Task:
         tolerance: largest relative difference of two first losses that should agree.
         equal_steps: see `Level.equal_steps`.
         least_steps: of warm-up, for each arm.
+        steps_multiple: see `Level.steps_multiple`.
         num_cells: of the bench, which share a process's budget.
         peak_bytes: measures the memory of a step; None: it is not measured.
     """
@@ -42,6 +43,7 @@ class Task:
     tolerance: float = 1e-4
     equal_steps: bool = True
     least_steps: int = 1
+    steps_multiple: int = 1
     num_cells: int = 1
     peak_bytes: Callable[[ArmStep], int | None] | None = None
 
@@ -140,7 +142,7 @@ def _measure(
     outcome.warm_up = asdict(warm_up)
     outcome.setup_s = now() - began
     if plan is None:
-        outcome.pilot = _pilot(timer, running, config, outcome, now)
+        outcome.pilot = _pilot(task, timer, running, config, outcome, now)
         if task.peak_bytes is not None:
             outcome.peak_bytes = {arm.label: task.peak_bytes(steps[arm.twins[0]]) for arm in running}
         return
@@ -227,6 +229,7 @@ def _check_first_losses(task: Task, outcome: CellOutcome) -> None:
 
 
 def _pilot(
+    task: Task,
     timer: PairedTimer,
     running: Sequence[Contestant],
     config: BenchConfig,
@@ -234,7 +237,7 @@ def _pilot(
     now: Callable[[], float],
 ) -> Pilot:
     """Size the blocks and look at the noise. What is measured here is thrown away."""
-    steps_in_block, lead_in = timer.block_plan(least_block_s=config.block_s)
+    steps_in_block, lead_in = timer.block_plan(least_block_s=config.block_s, multiple=task.steps_multiple)
     if config.rounds is not None:
         return Pilot(steps_in_block, lead_in, round_s=0.0, setup_s=outcome.setup_s)
     began = now()

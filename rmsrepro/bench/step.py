@@ -1,132 +1,57 @@
-"""The level `step`: a whole optimiser update, as a bare loop."""
+"""The level `step`: a whole optimiser update, as a bare loop; beside it, if asked for, inside the Trainer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rmsrepro.bench.cells import Arm, ArmStep, Cell, Step
+from rmsrepro.bench.arms import arrange_arms
+from rmsrepro.bench.cells import Arm, ArmStep, Cell
 from rmsrepro.bench.levels import Level
+from rmsrepro.bench.task_step import (
+    LOSS_TOLERANCE,
+    PreparedData,
+    TaskStep,
+    arm_config,
+    check_base,
+    data_identity,
+    dtype_name,
+    model_facts,
+    prepare_data,
+)
+from rmsrepro.bench.trainer_step import ROLE, TrainerStep, framework_arms, kind_of
 from rmsrepro.config.bench import BenchConfig
-from rmsrepro.config.errors import UserError
 from rmsrepro.config.plain import plain
-from rmsrepro.config.resolve import resolve
-from rmsrepro.config.schema import Backend, TrainConfig
-from rmsrepro.data import build_data, data_fingerprint
-from rmsrepro.runs.execution import tokenizer_cache
-from rmsrepro.runs.seeding import seed_dropout
-from rmsrepro.tasks import Task, build_optimizer, build_task
-
-LOSS_TOLERANCE = {"32": 1e-4, "bf16-mixed": 2e-2}
-"""Relative difference of first losses between two backends of a norm, by precision."""
-_PATHS = ("path", "cache_dir", "train", "val", "test")
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.runs.trainer import quiet_lightning
+from rmsrepro.tasks import build_optimizer
 
 
-def check_base(base: TrainConfig) -> None:
-    """Raise UserError where the config leaves no place for a norm: all arms would be the same."""
-    if (base.model.name == "gru" and not base.sites) or (
-        base.model.name != "gru" and base.placement.value == "none"
-    ):
-        raise UserError(
-            f"model={base.model.name} with placement={base.placement.value} and "
-            f"{len(base.sites)} sites has no norm in it, so there is nothing to compare; "
-            "set placement (Transformer) or sites (GRU)"
-        )
-
-
-def arm_config(base: TrainConfig, arm: Arm) -> TrainConfig:
-    """The training config of `arm`: `base` with its norm and backend."""
-    return resolve(replace(base, norm={"name": arm.norm, **arm.params}, backend=Backend(arm.backend)))
-
-
-@dataclass
-class PreparedData:
-    """The batches of the timed steps, and what building a task needs to know about the data."""
-
-    batches: list[Any]
-    src_vocab: int
-    tgt_vocab: int
-    shape: str
-    """Of the first batch, as text."""
-
-    def bytes_per_token(self, split: str) -> float:
-        """Unknown here: a timing reports no quality."""
-        return math.nan
-
-
-def prepare_data(base: TrainConfig, num_batches: int) -> PreparedData:
-    """Draw real training batches for `num_batches` updates."""
-    accumulate = base.trainer.accumulate
-    cache = tokenizer_cache(base)
-    data = build_data(base.data, base.task.name, seed=base.seed, accumulate=accumulate, cache_dir=cache)
-    batches = list(islice(iter(data.train_dataloader()), num_batches * accumulate))
-    return PreparedData(
-        batches=batches,
-        src_vocab=data.src_vocab,
-        tgt_vocab=data.tgt_vocab,
-        shape=_shape(batches[0]),
-    )
-
-
-def _shape(batch: Any) -> str:
-    if hasattr(batch, "inputs"):
-        return "x".join(str(size) for size in batch.inputs.shape)
-    source, target = batch.src.shape, batch.tgt_in.shape
-    return f"{source[0]}x{source[1]}->{target[1]}"
-
-
-class TrainingStep(Step):
+class TrainingStep(TaskStep):
     """One optimiser update, as a bare loop: what training does in a step, without a framework.
 
-    batch -> forward -> loss -> backward (over the accumulated batches) -> clip -> optimiser ->
-    schedule. The batches lie on the device already and are used in turn, over and over.
+    batch -> forward -> loss -> backward (over the accumulated batches) -> clip -> optimiser -> schedule.
     """
 
     def __init__(self, config: TrainConfig, data: PreparedData, device: torch.device) -> None:
-        self._task: Task = build_task(config, data)
-        self._task.to(device)
-        self._task.train()
+        super().__init__(config, data, device)
         self._optimizer, self._schedule = build_optimizer(
             self._task.model, config.optim, config.trainer.max_steps
         )
-        self._batches: Sequence[Any] = [batch.to(device) for batch in data.batches]
         self._accumulate = config.trainer.accumulate
-        self._device_type = device.type
-        self._mixed = config.precision == "bf16-mixed"
-        self._seed = config.seed
-        self._next = 0
 
     def __call__(self) -> None:
         accumulate = self._accumulate
         for number in range(accumulate):
-            batch = self._batches[self._next]
-            self._next = (self._next + 1) % len(self._batches)
-            with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._mixed):
-                loss = self._task.training_step(batch, number)
+            loss = self._batch_loss(number)
             (loss / accumulate if accumulate > 1 else loss).backward()
         self._task.configure_gradient_clipping(self._optimizer)
         self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)
-
-    def seed(self) -> None:
-        """Start dropout from the run's seed, so that the first losses of all arms are comparable."""
-        seed_dropout(self._seed)
-
-    def loss(self) -> float | None:
-        """Training loss of the last batch, in nats a token. Waits for the device."""
-        last: Tensor | None = self._task.last_loss
-        return math.nan if last is None else float(last)
-
-    def tidy(self) -> None:
-        """Forget what the task collects for its records. Outside the clock."""
-        self._task.pop_training_metrics()
 
 
 class StepLevel(Level):
@@ -134,25 +59,25 @@ class StepLevel(Level):
 
     name = "step"
 
-    def check(self, config: BenchConfig, base: TrainConfig) -> None:
+    def arrange(
+        self, config: BenchConfig, base: TrainConfig, norms: Iterable[Mapping[str, Any]]
+    ) -> tuple[list[Arm], list[str]]:
+        """Return the arms, and with bench.framework those that run inside the Trainer."""
+        arms, notes = arrange_arms(norms, base.task.name)
+        return [*arms, *(framework_arms(arms) if config.framework else [])], notes
+
+    def check(self, config: BenchConfig, base: TrainConfig, arms: Sequence[Arm]) -> None:
         """Raise UserError where the config leaves no place for a norm."""
         check_base(base)
 
     def identity(self, base: TrainConfig) -> dict[str, Any]:
         """Return what decides the numbers: model, data, optimiser, precision."""
-        data = {name: value for name, value in plain(base.data).items() if name.split("_")[0] not in _PATHS}
         return {
-            "model": plain(base.model),
-            "task": plain(base.task),
-            "data": data,
-            "data_hash": data_fingerprint(base.data, base.task.name),
+            **data_identity(base),
             "optim": plain(base.optim),
             "accumulate": base.trainer.accumulate,
             "max_steps": base.trainer.max_steps,
-            "placement": base.placement.value,
-            "sites": sorted(site.value for site in base.sites),
-            "precision": base.precision,
-            "seed": base.seed,
+            "log_every": base.trainer.log_every,
         }
 
     def prepare(self, config: BenchConfig, base: TrainConfig) -> PreparedData:
@@ -165,17 +90,15 @@ class StepLevel(Level):
 
     def facts(self, base: TrainConfig, cell: Cell) -> dict[str, Any]:
         """Return what every row says of the model."""
-        return {
-            "model": base.model.name,
-            "size": base.model.size.value,
-            "task": base.task.name,
-            "data": base.data.name,
-            "placement": base.placement.value,
-        }
+        return model_facts(base)
 
     def least_warm_up_steps(self, config: BenchConfig) -> int:
         """Every batch is met before anything counts."""
         return config.num_batches
+
+    def steps_multiple(self, config: BenchConfig, base: TrainConfig) -> int:
+        """With records in the comparison each block holds the steps from one row of them to the next."""
+        return base.trainer.log_every if config.framework else 1
 
     def workbench(
         self, config: BenchConfig, base: TrainConfig, prepared: PreparedData, device: torch.device
@@ -190,19 +113,28 @@ class StepWorkbench:
     def __init__(self, base: TrainConfig, data: PreparedData, device: torch.device) -> None:
         self._base, self._data, self._device = base, data, device
         self.tolerance = LOSS_TOLERANCE[base.precision]
+        self._quiet: ExitStack | None = None
 
     def builder(self, arm: Arm, cell: Cell) -> Callable[[], ArmStep]:
-        """Return what builds the training step of `arm`."""
-        return lambda: TrainingStep(arm_config(self._base, arm), self._data, self._device)
+        """Return what builds the training step of `arm`, as a bare loop or inside the Trainer."""
+
+        def build() -> ArmStep:
+            config = arm_config(self._base, arm)
+            if arm.role == ROLE:
+                if self._quiet is None:
+                    self._quiet = ExitStack()
+                    self._quiet.enter_context(quiet_lightning())
+                return TrainerStep(config, self._data, self._device, kind_of(arm))
+            return TrainingStep(config, self._data, self._device)
+
+        return build
 
     def facts(self, cell: Cell) -> dict[str, Any]:
         """Nothing that the level does not say."""
         return {}
 
     def leave(self, cell: Cell) -> None:
-        """Nothing is the cell's own."""
-
-
-def dtype_name(precision: str) -> str:
-    """Return how records name a precision: float32 for 32."""
-    return {"32": "float32"}.get(precision, precision)
+        """Let Lightning speak again."""
+        if self._quiet is not None:
+            self._quiet.close()
+            self._quiet = None

@@ -19,12 +19,12 @@ import torch
 
 from rmsrepro.bench.arms import contestants
 from rmsrepro.bench.cells import Arm, Cell
+from rmsrepro.bench.devices import choose_clock, choose_device
 from rmsrepro.bench.levels import get_level
 from rmsrepro.bench.load import peak_rss_bytes
 from rmsrepro.bench.memory import keep_large_blocks, peak_bytes
 from rmsrepro.bench.planning import Plan
 from rmsrepro.bench.processes import EVENT_MARK
-from rmsrepro.bench.protocol import Clock, EventClock, no_synchronize
 from rmsrepro.bench.session import CellOutcome, Task, run_session
 from rmsrepro.bench.settings import machine_settings
 from rmsrepro.config.bench import BenchConfig
@@ -33,19 +33,6 @@ from rmsrepro.config.plugins import load_plugins
 from rmsrepro.runs.files import to_json, write_atomic
 
 EVENT_EVERY_S = 0.5
-
-
-def choose_device(accelerator: str) -> torch.device:
-    """Return the device that `trainer.accelerator` (auto, cpu, gpu) means."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if accelerator == "cpu" or found is None else found
-
-
-def choose_clock(device: torch.device) -> Clock:
-    """Return the clock for a device: its own events where it has them."""
-    if device.type == "cuda":
-        return EventClock(torch.accelerator.synchronize, lambda: torch.cuda.Event(enable_timing=True))
-    return Clock(no_synchronize if device.type == "cpu" else torch.accelerator.synchronize)
 
 
 class Events:
@@ -105,8 +92,11 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
             tolerance=workbench.tolerance,
             equal_steps=level.equal_steps,
             least_steps=level.least_warm_up_steps(config),
+            steps_multiple=level.steps_multiple(config, base),
             num_cells=len(cells),
-            peak_bytes=lambda step: peak_bytes(step, device),
+            peak_bytes=lambda step: (
+                None if step.in_thread and device.type == "cpu" else peak_bytes(step, device)
+            ),
         )
         outcome = run_session(
             task,

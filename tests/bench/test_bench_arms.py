@@ -11,7 +11,8 @@ from torch import nn
 from rmsrepro.bench.arms import arrange_arms, contestants
 from rmsrepro.bench.cells import Arm
 from rmsrepro.bench.identity import bench_key, find_reusable
-from rmsrepro.bench.step import PreparedData, TrainingStep, arm_config, check_base, prepare_data
+from rmsrepro.bench.step import TrainingStep
+from rmsrepro.bench.task_step import PreparedData, arm_config, check_base, prepare_data
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.resolve import resolve

@@ -156,6 +156,9 @@ def test_blocks_are_long_enough_for_the_clock(
     assert found == pytest.approx({"fast": steps, "slow": steps}, abs=1)
     assert untimed == lead_in
     assert found["fast"] * cost >= resolution / 1e-3 * (1 - 1e-9)
+    found, _ = timer.block_plan(least_block_s=0.02, multiple=10)
+    assert found["fast"] % 10 == 0
+    assert 0 <= found["fast"] - steps < 11
 
 
 def test_arms_that_need_not_keep_pace_fill_the_block_each_and_twins_alike() -> None:

@@ -50,6 +50,26 @@ def tables(
     return ResultTables([LAYERNORM, *arms], samples(times), found, config, FACTS)
 
 
+def test_arms_that_are_no_norms_stand_against_those_that_they_name() -> None:
+    outer = Arm("a+outer/composite", "a", {}, "composite", role="framework", against=[LAYERNORM.label])
+    inner = Arm(
+        "a+inner/composite", "a", {}, "composite", role="framework", against=[LAYERNORM.label, outer.label]
+    )
+    times = {**QUIET, outer.label: [1.5, 2.5, 4.5], inner.label: [1.75, 2.75, 4.75]}
+    found = tables(times, outer, inner)
+    assert found.comparisons() == []
+    assert [(row["arm"], row["baseline"], row["difference_s"]) for row in found.extras()] == [
+        (outer.label, LAYERNORM.label, pytest.approx(0.5)),
+        (inner.label, LAYERNORM.label, pytest.approx(0.75)),
+        (inner.label, outer.label, pytest.approx(0.25)),
+    ]
+    assert all(row["difference_ci"] == pytest.approx([row["difference_s"]] * 2) for row in found.extras())
+    failed = [process(0, failed={outer.label: "it stopped"}), process(1), process(2)]
+    assert [row["baseline"] for row in tables(times, outer, inner, processes=failed).extras()] == [
+        LAYERNORM.label
+    ]
+
+
 def test_a_comparison_has_the_keys_and_values_of_the_contract() -> None:
     (row,) = tables({**QUIET, "rmsnorm/composite": [0.9, 1.8, 3.6]}, RMSNORM).comparisons()
     assert row["arm"] == "rmsnorm/composite"
