@@ -15,6 +15,7 @@ from typing import Any
 from rmsrepro.config.later import is_as_before
 from rmsrepro.config.study import StudyConfig, cell_name
 from rmsrepro.norms import norm_info
+from rmsrepro.paper.verdicts import same_value
 from rmsrepro.report.formatting import NORM_TITLES, norm_title
 from rmsrepro.report.records import RunRecord, State
 
@@ -259,25 +260,45 @@ def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: Stud
     found = _cell(group, study) if group else None
     arms: dict[str, Arm] = {}
     taken: list[Arm | None] = []
+    settings: list[dict[str, Any]] = []
+    names = study.norms_of(cell_name(model, task))
     # Who is given most parameters chooses first: of two settings of one norm each gets its own.
-    for norm in sorted(study.norms_of(cell_name(model, task)), key=lambda norm: -len(study.norm_of(norm)[1])):
+    for norm in sorted(names, key=lambda norm: -len(study.norm_of(norm)[1])):
         name, given = study.norm_of(norm)
         variants = [arm for arm in found.arms if arm.norm == name] if found else []
+        if sum(study.norm_of(other)[0] == name for other in names) > 1:
+            # The runs of one setting never stand for another's that has none.
+            others = [arm for arm, theirs in zip(taken, settings, strict=True) if theirs != given]
+            variants = [arm for arm in variants if arm not in others and _has(arm, given)]
         free = [arm for arm in variants if arm not in taken]
         kept = max(free or variants, key=lambda arm: _fits(arm, given), default=None)
         taken.append(kept)
+        settings.append(given)
         chosen = {seed: run for seed, run in kept.runs.items() if seed in study.seeds} if kept else {}
-        arms[norm] = Arm(norm=name, label=norm_title(norm), params=kept.params if kept else {}, runs=chosen)
+        params = kept.params if kept else {}
+        arms[norm] = Arm(norm=name, label=_label(norm, study), params=params, runs=chosen)
     return Cell(
         model=model,
         task=task,
         label=f"{model} / {task}",
         backend=found.backend if found and study.backend == "auto" else study.backend,
         settings=found.settings if found else {},
-        arms=tuple(arms[norm] for norm in study.norms_of(cell_name(model, task))),
+        arms=tuple(arms[norm] for norm in names),
         baseline=study.baseline,
         seeds=tuple(study.seeds),
     )
+
+
+def _label(norm: str, study: StudyConfig) -> str:
+    """The title of one of a study's norms; of a variant that of its norm, with its parameters."""
+    if norm not in study.norm_variants:
+        return norm_title(norm)
+    name, given = study.norm_of(norm)
+    return f"{norm_title(name)} ({', '.join(f'{key}={value}' for key, value in given.items())})"
+
+
+def _has(arm: Arm, given: Mapping[str, Any]) -> bool:
+    return all(same_value(arm.params.get(key), value) for key, value in given.items())
 
 
 def _fits(arm: Arm, given: Mapping[str, Any]) -> tuple[int, int, float]:
@@ -285,14 +306,6 @@ def _fits(arm: Arm, given: Mapping[str, Any]) -> tuple[int, int, float]:
     return sum(same_value(arm.params.get(key), value) for key, value in given.items()), *_weight(
         list(arm.runs.values())
     )
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Whether two values of a norm's parameter mean the same, as written in a record or on a command line."""
-    try:
-        return float(one) == float(other)
-    except (TypeError, ValueError):
-        return str(one).lower() == str(other).lower()
 
 
 def _label_apart(cells: list[Cell]) -> list[Cell]:

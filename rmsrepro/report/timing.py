@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmsrepro.config.study import higher_is_better
+from rmsrepro.paper.verdicts import same_value
 from rmsrepro.report import formatting
-from rmsrepro.report.cells import Arm, Cell, flatten, same_value
+from rmsrepro.report.cells import Arm, Cell, flatten
 from rmsrepro.report.records import BenchRecord, Comparison, RunRecord, machine_name
 from rmsrepro.report.statistics import median, time_to_target
 

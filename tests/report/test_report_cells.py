@@ -190,3 +190,30 @@ def test_two_names_for_one_run_share_it(tmp_path: Path, made: Made) -> None:
     study = made("study", norms=["layernorm", "rmsnorm", "soft"], norm_files=files, seeds=[1])
     (cell,) = _cells(tmp_path, study)
     assert [arm.runs[1].norm for arm in cell.arms] == ["layernorm", "rmsnorm", "rmsnorm"]
+
+
+def _twice(made: Made) -> Any:
+    return made(
+        "study",
+        norms=["layernorm", "prmsnorm", "prmsnorm_p50", "prmsnorm_p100"],
+        norm_variants={
+            "prmsnorm_p50": {"name": "prmsnorm", "p": 0.5},
+            "prmsnorm_p100": {"name": "prmsnorm", "p": 1.0},
+        },
+        norm_cells={"prmsnorm_p100": []},
+    )
+
+
+@pytest.mark.parametrize("there", [(None, 0.5), (None,), (0.5,), ()])
+def test_a_norm_that_is_there_twice_has_its_own_runs_or_none(
+    tmp_path: Path, made: Made, there: tuple[float | None, ...]
+) -> None:
+    made("arm", tmp_path, "layernorm", [2.0, 2.1, 2.2])
+    for p in there:
+        norm = {"name": "prmsnorm"} | ({} if p is None else {"p": p})
+        for seed in (1, 2, 3):
+            made("run", tmp_path, "prmsnorm", seed=seed, run_id=f"p{p}-s{seed}", config={"norm": norm})
+    (cell,) = _cells(tmp_path, _twice(made))
+    assert [arm.label for arm in cell.arms] == ["LayerNorm", "pRMSNorm", "pRMSNorm (p=0.5)"]
+    expected = {p: [f"p{p}-s{seed}" for seed in (1, 2, 3)] if p in there else [] for p in (None, 0.5)}
+    assert [[run.run_id for run in arm.runs.values()] for arm in cell.arms[1:]] == list(expected.values())
