@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,55 @@ def test_how_to_time_does_not_make_it_another_study(cli: Run, monkeypatch: pytes
     assert "2 runs: 2 done already, 0 to do" in again.out
     assert page_of(again).parent.name == "timed_modified"
     assert timed[-1].base.study_name == "timed_modified"
+
+
+CLAIMS = """\
+benches:
+  - {name: layers, level: layer, backends: [composite, torch], overrides: [bench.budget_s=3]}
+  - {level: step, cells: [gru/lm], overrides: [bench.budget_s=2]}
+claims:
+  - {claims: [t3py-rmsnorm-time], by: {cell: gru/lm, level: step}, why: tiny}
+"""
+
+
+def timed_as(reduction: list[float]) -> Callable[[PreparedBench], None]:
+    """A bench that measures nothing and writes the record of a step."""
+
+    def write(prepared: PreparedBench) -> None:
+        if prepared.settings.name != "step":
+            return
+        low, high = reduction
+        row = {
+            "level": "step", "mode": "step", "model": "gru", "task": "lm", "device": "cpu", "trusted": True,
+            "arm": "rmsnorm/composite", "baseline": "layernorm/composite", "ratio": 1 - (low + high) / 200,
+            "ratio_ci": [1 - high / 100, 1 - low / 100], "time_reduction_pct": (low + high) / 2,
+            "time_reduction_ci": [low, high], "flags": [],
+        }  # fmt: skip
+        folder = Path("outputs/bench/made")
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {"study": prepared.base.study_name, "arms": [], "comparisons": [row], "machine": {}}
+        (folder / "result.json").write_text(json.dumps(record))
+
+    return write
+
+
+def test_a_study_ends_with_verdicts_on_the_claims_it_addresses(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("conf/study").mkdir(parents=True)
+    Path("conf/study/tiny.yaml").write_text(STUDY + CLAIMS)
+    monkeypatch.setattr(reporting, "run_prepared_bench", timed_as([5.0, 9.0]))
+    ran = cli("reproduce", "study=tiny")
+    assert ran.code == 0, ran.err
+    assert "timing 1/2: layers" in ran.out
+    assert "timing 2/2: step gru/lm" in ran.out
+    said = "t3py-rmsnorm-time: direction only (proxy; paper 11.0 % (sd 2.6) less time; here 7 [5, 9] % less"
+    assert said in ran.out
+    assert "217 claims of the paper: " in ran.out
+    assert said in cli("report", "study=tiny").out
+    monkeypatch.setattr(reporting, "run_prepared_bench", timed_as([-9.0, -5.0]))
+    assert "t3py-rmsnorm-time: not reproduced" in cli("reproduce", "study=tiny").out
+    assert "t3py-rmsnorm-time" not in cli("report").out
 
 
 @pytest.mark.usefixtures("study")
