@@ -61,7 +61,8 @@ class BenchConfig:
     seed: int = 0
     """Orders the arms within rounds and the building of the arms; apart from the run's seed."""
     cells: int = 1
-    """Comparisons in the whole report: the A/A control tests at .05 divided by it."""
+    """A/A controls in the whole report: each tests at .05 divided by it, or by the controls of this bench
+    where these are more."""
     max_other_load: float = 0.15
     """Cores kept busy by other programs, above which the timing is not trusted."""
     timeout_s: float | None = None
