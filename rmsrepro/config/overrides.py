@@ -188,4 +188,5 @@ def unreadable(item: Override, error: Exception) -> str:
 def unknown_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """The message for a group value that does not exist."""
     hint = "; did you mean none?" if name == "null" and "none" in choices else nearest(name, choices)
-    return f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
+    text = f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
+    return f"{text} (a norm of your own: plugins=[module] or norm=module:Class)" if group == "norm" else text
