@@ -88,7 +88,7 @@ class ResultTables:
             return arm.unavailable
         for process in self._processes:
             if arm.label in process["failed"]:
-                return f"process {process['process']}: {process['failed'][arm.label]}"
+                return f"process {process['process'] + 1}: {process['failed'][arm.label]}"
         return None
 
     def arms(self) -> list[dict[str, Any]]:
@@ -123,11 +123,11 @@ class ResultTables:
         }
 
     def _arm_flags(self, arm: Arm) -> list[str]:
-        """Each remark once, with the processes that made it."""
+        """Each remark once, with the processes that made it, counted from 1 as the progress lines do."""
         made_by: dict[str, list[int]] = {}
         for process in self._processes:
             for flag in process["flags"].get(arm.label, []):
-                made_by.setdefault(flag, []).append(process["process"])
+                made_by.setdefault(flag, []).append(process["process"] + 1)
         return [f"{flag} (process {', '.join(map(str, numbers))})" for flag, numbers in made_by.items()]
 
     def comparisons(self) -> list[dict[str, Any]]:

@@ -38,6 +38,10 @@ class BenchError(RuntimeError):
     """A bench that could not give a result; the message names what failed."""
 
 
+class NothingToCompare(BenchError):
+    """No arm but baselines could be ranked, which is known before anything is measured."""
+
+
 @dataclass(frozen=True)
 class BenchResult:
     """A bench's folder and the content of its result.json."""
@@ -98,14 +102,14 @@ def run_bench(
 
     Raises:
         UserError: wrong settings, an unknown norm.
-        BenchError: fewer than two processes gave samples, or another bench would not end.
+        NothingToCompare: every arm but the baselines is unavailable, or its baseline is.
+        BenchError: fewer than two processes gave samples, every arm but the baselines failed in the first,
+            or another bench would not end.
     """
     check_bench_config(config)
     check_base(base)
     arms, notes = arrange_arms(norms, base.task.name)
-    if all(arm.unavailable is not None for arm in arms):
-        reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms)
-        raise BenchError(f"none of the arms is available here. {reasons}")
+    _check_comparable(arms)
     key = key_of_arms(config, base, arms)
     if config.reuse:
         earlier = find_reusable(base.out_dir, key)
@@ -130,6 +134,25 @@ def run_bench(
     path = _write(result, samples, base, started)
     on_progress(f"written: {path}")
     return BenchResult(path, result)
+
+
+def _check_comparable(arms: list[Arm]) -> None:
+    """Raise NothingToCompare where no arm but baselines can be ranked (baselines alone are fine)."""
+    others = [arm for arm in arms if not arm.is_baseline]
+    held_against = {arm.backend for arm in arms if arm.is_baseline and arm.unavailable is None}
+    if not any(arm.unavailable is None and arm.backend in held_against for arm in others or arms):
+        reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms if arm.unavailable is not None)
+        raise NothingToCompare(
+            f"there is nothing to compare: no arm beside the baselines can be timed here. {reasons}"
+        )
+
+
+def _check_still_comparable(arms: list[Arm], failed: Mapping[str, str]) -> None:
+    """Raise BenchError where every arm but the baselines failed in the first process."""
+    others = [arm.label for arm in arms if not arm.is_baseline and arm.unavailable is None]
+    if others and all(label in failed for label in others):
+        reasons = "; ".join(f"{label}: {failed[label]}" for label in others)
+        raise BenchError(f"nothing is left to compare after the first process. {reasons}")
 
 
 def _measure(
@@ -166,12 +189,14 @@ def _measure(
             if config.processes - len(failures) < 2 or (len(failures) == 2 and not outcomes):
                 break
             continue
+        if not outcomes:
+            _check_still_comparable(arms, outcome["failed"])
         outcomes.append({**outcome, "process": number})
         # Whatever the first one found stands for all: plan and number of threads.
         plan = outcome["plan"] or plan
         threads = outcome["threads"]
     if len(outcomes) < 2:
-        named = "; ".join(f"process {number}: {reason}" for number, reason in failures.items())
+        named = "; ".join(f"process {number + 1}: {reason}" for number, reason in failures.items())
         raise BenchError(
             f"only {len(outcomes)} of {config.processes} measuring processes gave a result, and an interval "
             f"needs 2. {named}"
@@ -207,7 +232,7 @@ def _result(
         "threads": outcomes[0]["threads"],
     }
     tables = ResultTables(arms, _samples(outcomes), outcomes, config, facts)
-    flags = [f"process {number} failed: {reason}" for number, reason in failures.items()]
+    flags = [f"process {number + 1} failed: {reason}" for number, reason in failures.items()]
     if len({outcome["threads"] for outcome in outcomes}) > 1:
         flags.append("the processes did not all use the same number of threads")
     flags += [f"{arm.label}: {why}" for arm in arms if (why := tables.why_not_ranked(arm)) is not None]

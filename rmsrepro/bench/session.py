@@ -91,8 +91,9 @@ def run_session(
     _check_first_losses(contestants, outcome, tolerance)
     running = [arm for arm in contestants if arm.label not in outcome.failed]
     steps = {name: steps[name] for arm in running for name in arm.twins}
-    if not steps:
-        return outcome
+    others = [arm.label for arm in contestants if arm.label != arm.baseline]
+    if not steps or (plan is None and others and all(label in outcome.failed for label in others)):
+        return outcome  # baselines alone have nothing to be held against
 
     def between(done: int) -> None:
         for step in steps.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from rich import box
@@ -57,7 +56,7 @@ def print_scorecard(card: Scorecard, console: Console) -> None:
 
 def _table(rows: list[Row], card: Scorecard) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    names = [_folded(row.arm.label) for row in rows]
+    names = [formatting.folded(row.arm.label, NAME_WIDTH) for row in rows]
     pairs = [row.pairs.text for row in rows]
     table.add_column("norm", overflow="fold", min_width=_widest(names))
     table.add_column("difference (90 %)", no_wrap=True)
@@ -65,7 +64,8 @@ def _table(rows: list[Row], card: Scorecard) -> Table:
         table.add_column("verdict", overflow="fold")
     else:
         table.add_column("pairs", overflow="fold", min_width=_widest(pairs, ", "))
-    table.add_column("time saved (95 %)", no_wrap=True)
+    timed = any(row.step_time is not None for row in rows)
+    table.add_column("step time saved" + (" (95 %)" if timed else ""), no_wrap=True)
     for row, name in zip(rows, names, strict=True):
         verdict = row.verdict.text if card.judged else row.pairs.text
         table.add_row(
@@ -75,16 +75,6 @@ def _table(rows: list[Row], card: Scorecard) -> Table:
             _time_text(row),
         )
     return table
-
-
-def _folded(label: str) -> str:
-    """A long name over several lines, broken after `:`, `.`, `_`, `,` or a space, never inside a word."""
-    lines = [""]
-    for part in re.findall(r"[^:._, ]*[:._, ]*", label):
-        if len((lines[-1] + part).rstrip()) > NAME_WIDTH and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _widest(texts: Sequence[str], between: str = "\n") -> int:

@@ -23,9 +23,13 @@ def bench(overrides: list[Override]) -> int:
     try:
         result = run_prepared_bench(prepare_bench(label_study(overrides)))
     except BenchFailed as error:
+        if error.known_before:
+            raise UserError(str(error)) from error
         say(f"failed: {error}", stderr=True)
         return 1
     console().print(comparison_table(result.result))
+    for reason in distrust(result.result):
+        say(reason)
     for arm in result.result["arms"]:
         if arm.get("status", "ok") not in ("ok", "measured"):
             say(f"{arm['arm']}: {arm['status']}: {arm.get('reason', '')}")
@@ -108,6 +112,7 @@ def run_prepared_bench(prepared: PreparedBench) -> Any:
         BenchFailed: it gave no result.
     """
     from rmsrepro.bench import BenchError, run_bench
+    from rmsrepro.bench.runner import NothingToCompare
 
     settings, base, norms = prepared.settings, prepared.base, prepared.norms
     screen = console(stderr=True)
@@ -119,7 +124,7 @@ def run_prepared_bench(prepared: PreparedBench) -> Any:
                 )
         return run_bench(settings, base=base, norms=norms, on_progress=lambda line: say(line, stderr=True))
     except BenchError as error:
-        raise BenchFailed(str(error)) from error
+        raise BenchFailed(str(error), known_before=isinstance(error, NothingToCompare)) from error
 
 
 _FOLLOWS = {
@@ -133,6 +138,11 @@ _FOLLOWS = {
 class BenchFailed(RuntimeError):
     """A bench that gave no result; the message says why."""
 
+    def __init__(self, message: str, *, known_before: bool = False) -> None:
+        super().__init__(message)
+        self.known_before = known_before
+        """Whether the command could not have given one: nothing was measured."""
+
 
 def _values(key: str, text: str) -> list[str]:
     return list(dict.fromkeys(unquote(job[0].value) for job in expand([Override(key, text)])))
@@ -140,19 +150,37 @@ def _values(key: str, text: str) -> list[str]:
 
 def comparison_table(result: dict[str, Any]) -> Table:
     """One line a comparison: how much of the baseline's time the arm takes, and how sure that is."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("arm", no_wrap=True)
-    table.add_column("against", no_wrap=True)
-    table.add_column("time saved (95 % interval)", justify="right", no_wrap=True)
+    # Imported here: the report brings its plotting library along.
+    from rmsrepro.report.formatting import folded
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("arm", overflow="fold")
+    table.add_column("against", overflow="fold")
+    table.add_column("time saved (95 %)", justify="right", no_wrap=True)
     table.add_column("A/A", justify="right", no_wrap=True)
-    table.add_column("trusted", no_wrap=True)
+    table.add_column("trust", no_wrap=True)
     for row in result["comparisons"]:
         low, high = row["time_reduction_ci"]
         table.add_row(
-            Text(str(row["arm"])),
-            Text(str(row["baseline"])),
+            Text(folded(row["arm"], MOST_IN_A_LINE)),
+            Text(folded(row["baseline"], MOST_IN_A_LINE)),
             Text(f"{row['time_reduction_pct']:.1f} % [{low:.1f}, {high:.1f}]"),
             f"{row['aa_ratio']:.3f}",
             "yes" if row["trusted"] else "no",
         )
     return table
+
+
+def distrust(result: dict[str, Any]) -> list[str]:
+    """Why comparisons are not trusted, each reason once."""
+    flags = [flag for row in result["comparisons"] if not row["trusted"] for flag in row["flags"]]
+    kinds = ("A/A: ", "other load: ")
+    return [
+        f"not trusted: {flag}"
+        for flag in dict.fromkeys(flags)
+        if flag.startswith(kinds) and not flag.startswith("other load: unknown")
+    ]
+
+
+MOST_IN_A_LINE = 19
+"""Characters of a line of an arm's name: two such columns and those of the numbers are 80."""

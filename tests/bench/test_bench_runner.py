@@ -16,6 +16,7 @@ from scipy import stats
 from rmsrepro.bench import BenchError, BenchResult, bench_key, find_reusable, run_bench
 from rmsrepro.bench import runner as runner_module
 from rmsrepro.bench.processes import ProcessFailed
+from rmsrepro.bench.runner import NothingToCompare
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.resolve import resolve
@@ -260,7 +261,7 @@ def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatc
     (row,) = found.result["comparisons"]
     assert row["ratio"] == pytest.approx(0.8)
     assert row["n_processes"] == 2
-    assert "process 0 failed: it fell over" in found.result["flags"]
+    assert "process 1 failed: it fell over" in found.result["flags"]
     assert found.result["processes"][-1] == {"process": 0, "error": "it fell over"}
     assert [spec["plan"] for spec in specs] == [None, None, outcome(1)["plan"]]
 
@@ -268,14 +269,42 @@ def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatc
 def test_fewer_than_two_results_are_an_error_that_names_the_failures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(BenchError, match=r"only 1 of 2 measuring processes .* process 1: it fell over"):
+    with pytest.raises(BenchError, match=r"only 1 of 2 measuring processes .* process 2: it fell over"):
         bench_with(monkeypatch, tmp_path, [outcome(0), ProcessFailed("it fell over")])
     assert not (tmp_path / "bench").exists()
 
 
+def test_a_bench_ends_after_the_first_process_when_only_baselines_are_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = outcome(0, {"rmsnorm/composite": "its first step failed: RuntimeError: no"}) | {"plan": None}
+    processes: list[dict[str, Any] | BaseException] = [first, AssertionError("there was a second process")]
+    with pytest.raises(BenchError, match=r"nothing is left .* rmsnorm/composite: its first step failed"):
+        bench_with(monkeypatch, tmp_path, processes)
+
+
+@pytest.mark.parametrize(
+    ("norms", "reason"),
+    [
+        ([("batchnorm", "composite")], "tokens to come"),
+        ([("batchnorm", "composite"), ("prmsnorm", "torch")], "torch has no function"),
+    ],
+)
+def test_nothing_is_measured_where_only_baselines_could_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, norms: list[tuple[str, str]], reason: str
+) -> None:
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("it measured")
+
+    monkeypatch.setattr(runner_module, "prepare_data", never)
+    given = [{"name": name, "params": {}, "backend": backend} for name, backend in norms]
+    with pytest.raises(NothingToCompare, match=reason):
+        run_bench(CONFIG, base=base(tmp_path), norms=given)
+
+
 def test_two_failures_at_the_start_end_the_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken: list[dict[str, Any] | BaseException] = [ProcessFailed(f"broken {number}") for number in range(8)]
-    with pytest.raises(BenchError, match=r"only 0 of 8 .* process 0: broken 0; process 1: broken 1$"):
+    with pytest.raises(BenchError, match=r"only 0 of 8 .* process 1: broken 0; process 2: broken 1$"):
         bench_with(monkeypatch, tmp_path, broken)
 
 
