@@ -17,10 +17,8 @@ SHORT = [*LM, "trainer.max_steps=2"]
 
 def planned(ran: Ran) -> dict[str, str]:
     """Run id -> state, as dry_run lists them."""
-    rows = [
-        line.split() for line in ran.out.splitlines() if line.startswith("  ") and not line.startswith("   ")
-    ]
-    return {row[-1]: " ".join(row[:-1]) for row in rows}
+    rows = [line for line in ran.out.splitlines() if line.startswith("  ") and not line.startswith("   ")]
+    return {line[18:].split()[0]: line[:18].strip() for line in rows}
 
 
 def notes(ran: Ran) -> list[str]:
@@ -85,6 +83,9 @@ def test_a_norm_parameter_applies_to_the_norms_that_have_it(cli: Run) -> None:
 def test_equal_jobs_are_merged(cli: Run) -> None:
     ran = cli("sweep", *SHORT, "norm=layernorm,prmsnorm", "norm.p=0.25,0.5", "dry_run=true")
     assert len(planned(ran)) == 3
+    # What the id tells by a hash only stands beside it.
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("  run ")]
+    assert [row[2:] for row in rows] == [[], ["norm.p=0.25"], ["norm.p=0.5"]]
     assert "1 of 4 jobs are the same as others and were merged" in notes(ran)
     ran = cli(
         "sweep",
