@@ -111,6 +111,16 @@ def _why_unreadable(file: Path, error: Exception) -> str:
     return first_line(error)
 
 
+def _misfit(error: Exception) -> str:
+    """Say which weights do not fit, from what `load_state_dict` raised."""
+    if isinstance(error, RuntimeError):
+        # The first line names the class; then each kind of misfit has one.
+        found = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reasons = "; ".join(found[1:3] if len(found) > 1 else found)
+        return f"its weights do not fit the model that its config describes ({reasons[:300]})"
+    return "it holds no weights (the entry 'state_dict' is missing or no state dict)"
+
+
 def tell_changed_norm(checkpoint: Checkpoint) -> None:
     """Say on the standard error when the file of the user's norm is not what it was when the model trained.
 
@@ -158,7 +168,8 @@ def restore(checkpoint: Checkpoint) -> Trained:
     """Rebuild the model of a checkpoint on the CPU, in evaluation mode.
 
     Raises:
-        UserError: a norm of the user's, or its plug-in's module, that is not found here.
+        UserError: a norm of the user's, or its plug-in's module, that is not found here, or weights that do
+            not fit the config.
     """
     state = checkpoint.state
     config = checkpoint.config
@@ -166,7 +177,12 @@ def restore(checkpoint: Checkpoint) -> Trained:
     check_norm(config)
     tell_changed_norm(checkpoint)
     module = build_task(config, _Vocabularies(state))
-    module.load_state_dict(checkpoint.content["state_dict"])
+    try:
+        module.load_state_dict(checkpoint.content["state_dict"])
+    except UserError:
+        raise
+    except (RuntimeError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"ckpt={checkpoint.path}: {_misfit(error)}") from error
     module.eval()
     tokenizers = {side: tokenizer_from_json(text) for side, text in state["tokenizers"].items()}
     return Trained(config, module, tokenizers["src"], tokenizers["tgt"])
