@@ -153,10 +153,16 @@ def expand(overrides: Sequence[Override]) -> list[list[Override]]:
                 raise UserError(f"{item.text}: {first_line(error)}") from None
             if not values:
                 raise UserError(f"{item.text}: this sweep has no values")
-            axes.append([Override(item.key, value) for value in dict.fromkeys(values)])
+            axes.append([Override(item.key, _unescaped(value)) for value in dict.fromkeys(values)])
         else:
             axes.append([item])
     return [list(job) for job in itertools.product(*axes)]
+
+
+def _unescaped(value: str) -> str:
+    """Return a value of a sweep without the backslashes before colons that nobody typed: it is shown."""
+    plain = value.replace("\\:", ":")
+    return plain if unquote(plain) == unquote(value) else value
 
 
 def check_single(
