@@ -17,68 +17,79 @@ if TYPE_CHECKING:
     from rmsrepro.config.overrides import Override
 
 OVERVIEW = """\
-rmsrepro: does RMSNorm train as well as LayerNorm, and what does it save in time?
+rmsrepro: does RMSNorm train as well as LayerNorm, and what time does it save?
 
 usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
 
-  train      one training run               rmsrepro train norm=rmsnorm model=gru
-  eval       loss and scores of a model     rmsrepro eval ckpt=outputs/runs/RUN
-  translate  lines of text from a pipe      rmsrepro translate ckpt=RUN < file
-  sample     text from a language model     rmsrepro sample ckpt=RUN prompt="To be"
-  convert    LayerNorm to equal RMSNorm     rmsrepro convert ckpt=RUN to=rmsnorm
-  sweep      many runs, resumable           rmsrepro sweep norm=layernorm,rmsnorm seed=1,2,3
-  status     what is done, running, left    rmsrepro status watch=true
-  bench      paired timing of norms         rmsrepro bench norm=layernorm,rmsnorm model=gru
-  reproduce  runs + timing + report         rmsrepro reproduce study=quick
-  report     the page, from the records     rmsrepro report
-  norms      the norms and their parameters rmsrepro norms
-  check-norm a norm's card, measured        rmsrepro check-norm rmsnorm
-  inspect    which norms a model has        rmsrepro inspect package.module:factory
+  train      one training run            rmsrepro train norm=rmsnorm model=gru
+  eval       loss, scores of a model     rmsrepro eval ckpt=outputs/runs/RUN
+  translate  lines of text from a pipe   rmsrepro translate ckpt=RUN < file
+  sample     text from a language model  rmsrepro sample ckpt=RUN prompt="To be"
+  convert    LayerNorm to equal RMSNorm  rmsrepro convert ckpt=RUN to=rmsnorm
+  sweep      many runs, resumable        rmsrepro sweep norm=layernorm,rmsnorm
+  status     what is done, running, left rmsrepro status watch=true
+  bench      paired timing of norms      rmsrepro bench norm=layernorm,rmsnorm
+  reproduce  runs + timing + report      rmsrepro reproduce study=quick
+  report     the page, from the records  rmsrepro report
+  norms      norms and their parameters  rmsrepro norms norm=prmsnorm
+  check-norm a norm's card, measured     rmsrepro check-norm rmsnorm
+  inspect    which norms a model has     rmsrepro inspect package.module:factory
 
-Everything is written to ./outputs (out_dir=DIR to change it). All keys of a training run, with the
-file each value comes from: rmsrepro train show=true
-exit codes: 0 done, 1 something failed, 2 the command is wrong, 130/143 interrupted"""
+Everything is written to ./outputs (out_dir=DIR to change it). All keys of a
+training run, with the file each value comes from: rmsrepro train show=true
+exit codes: 0 done, 1 something failed, 2 wrong command, 130/143 interrupted"""
 
 HELP = {
     "train": """\
 usage: rmsrepro train [key=value ...]
 
-One training run. The same command again does nothing when it is finished, and goes on when it is not.
+One training run. The same command again does nothing when it is finished, and
+goes on when it is not.
 
-  norm=layernorm|rmsnorm|prmsnorm|...   norm.eps=1e-6 norm.p=0.25   (rmsrepro norms lists them)
-  model=transformer|gru                 model.size=tiny|small|paper model.d_model=128
-  task=lm                               data=pydoc|tinyshakespeare|wikitext|text_files
-  task=translation                      data=cldr|multi30k|wmt14|parallel_files  data.path=FOLDER
-  placement=pre|post|sandwich|res_post  sites=[gates_x,cand_x]   backend=auto|composite|torch
-  optim.lr=3e-3 trainer.max_steps=300 precision=32|bf16-mixed seed=1
+  norm=layernorm|rmsnorm|prmsnorm|...   rmsrepro norms lists them
+  norm.eps=1e-6 norm.p=0.25             parameters of the norm
+  model=transformer|gru                 model.size=tiny|small|paper
+  task=lm           data=pydoc|tinyshakespeare|wikitext|text_files
+  task=translation  data=cldr|multi30k|wmt14|parallel_files
+                    data.path=FOLDER    for text_files and parallel_files
+  placement=pre|post|sandwich|res_post  sites=[gates_x,cand_x] in a GRU
+  backend=auto|composite|torch          precision=32|bf16-mixed
+  optim.lr=3e-3 trainer.max_steps=300 model.d_model=128 seed=1
   experiment=NAME    a ready set of values (conf/experiment)
-  show=true          print the composed config and where each part comes from, and stop
+  show=true          print the composed config and where its parts come from
   ckpt=PATH trainer.max_steps=N   continue a checkpoint as a new run
   rerun=true         train again although it is finished
-  tracker=none       no wandb mirror (by default it is offline: no account, no network)""",
+  tracker=none       no wandb mirror (by default offline: no account needed)""",
     "eval": """\
-usage: rmsrepro eval ckpt=RUN [split=val|test|both] [data.path=...] [task.beam_size=5]
+usage: rmsrepro eval ckpt=RUN [split=val|test|both] [key=value ...]
 
-Loss and, for translation, BLEU and chrF of a trained model on its data. RUN is a run's folder or a
-.ckpt file. Keys of data and task are taken as overrides of the trained config.""",
+Loss and, for translation, BLEU and chrF of a trained model on its data. RUN is
+a run's folder or a .ckpt file. Keys of data and task (data.path=...,
+task.beam_size=5) are taken as overrides of the trained config.""",
     "translate": """\
-usage: rmsrepro translate ckpt=RUN [beam_size=5] [length_penalty=1.0] < source > translation
+usage: rmsrepro translate ckpt=RUN [beam_size=5] [length_penalty=1.0] < source
 
-Reads one sentence a line from the standard input and writes one translation a line.""",
+Reads one sentence a line from the standard input and writes one translation a
+line.""",
     "sample": """\
-usage: rmsrepro sample ckpt=RUN [prompt=TEXT] [num_tokens=200] [temperature=1.0] [top_k=K] [seed=0]
+usage: rmsrepro sample ckpt=RUN [prompt=TEXT] [num_tokens=200]
+                       [temperature=1.0] [top_k=K] [seed=0]
 
-Writes text with a trained language model. temperature=0 takes the likeliest token each time.""",
+Writes text with a trained language model. temperature=0 takes the likeliest
+token each time.""",
     "convert": """\
-usage: rmsrepro convert ckpt=RUN [to=rmsnorm] [out_dir=DIR]
+usage: rmsrepro convert RUN [to=rmsnorm] [out_dir=DIR]      or ckpt=RUN
 
-Writes an equal RMSNorm model of a trained pre-norm LayerNorm Transformer, compares the logits of both
-in float64 and float32, and prints the new checkpoint. Fails (1), and writes nothing, when they differ
-by more than rounding. RUN is a run's folder or a .ckpt file.""",
+Writes an equal RMSNorm model of a trained pre-norm LayerNorm Transformer,
+compares the logits of both in float64 and float32, and prints the new
+checkpoint. Fails (1), and writes nothing, when they differ by more than
+rounding. RUN is a run's folder or a .ckpt file.""",
     "sweep": """\
-usage: rmsrepro sweep study=NAME [key=value ...]      rmsrepro sweep norm=a,b model=gru,transformer seed=1,2,3
+usage: rmsrepro sweep study=NAME [key=value ...]
+       rmsrepro sweep norm=a,b model=gru,transformer seed=1,2,3
 
-Every combination of the values, finished runs skipped. All jobs are composed before the first starts.
+Every combination of the values, finished runs skipped. All jobs are composed
+before the first starts.
 
   dry_run=true                list the jobs and what is left, and stop
   launcher=basic|joblib       one after another, or n_jobs=N worker processes
@@ -88,47 +99,59 @@ usage: rmsrepro status [watch=true] [out_dir=DIR]
 
 Runs that are done, running, failed and left, and the time to go.""",
     "bench": """\
-usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm] [backend=composite,torch] [key=value ...]
+usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm]
+                      [backend=composite,torch] [key=value ...]
 
-Times a whole training step with each norm: interleaved rounds in several fresh processes, LayerNorm
-twice as a control. The keys of train say what is timed (model, task, data, precision, ...).
+Times a whole training step with each norm: interleaved rounds in several fresh
+processes, LayerNorm twice as a control. The keys of train say what is timed
+(model, task, data, precision, ...).
 
-  bench.processes=8   fresh processes (the unit of the interval)
-  bench.budget_s=120  seconds in all          bench.precision=0.02   half-width aimed at""",
+  bench.processes=8     fresh processes (the unit of the interval)
+  bench.budget_s=120    seconds in all
+  bench.precision=0.02  half-width aimed at""",
     "reproduce": """\
 usage: rmsrepro reproduce study=smoke|quick|... [key=value ...]
 
-Trains the study's runs (finished ones are skipped), times a step with each norm, builds the page and
-prints the scorecard.""",
+Trains the study's runs (finished ones are skipped), times a step with each
+norm, builds the page and prints the scorecard.""",
     "report": """\
 usage: rmsrepro report [study=NAME] [out_dir=DIR] [watch=true]
 
-Builds one self-contained HTML page, and results.csv beside it, from whatever records exist.""",
+Builds one self-contained HTML page, and results.csv beside it, from whatever
+records exist.""",
     "norms": """\
-usage: rmsrepro norms [plugins=[module,...]]
+usage: rmsrepro norms [NAME] [plugins=[module,...]]      or norm=NAME
 
-The norms with their parameters, defaults and backends.""",
+The norms with their parameters and defaults; with NAME all about one of them:
+its source, backends and what each parameter means. NAME is a norm,
+pkg.module:Class, or a file of conf/norm.""",
     "check-norm": """\
-usage: rmsrepro check-norm NAME|pkg.module:Class [norm.eps=1e-6 ...] [key=value ...]
+usage: rmsrepro check-norm NAME|pkg.module:Class [norm.eps=1e-6 ...]
+                           [key=value ...]
 
-Measures a norm's properties: agreement with float64, gradients, dtypes, zero rows, shapes,
-torch.compile and torch.export, saving, invariances (the paper's table 1), cost, where settings of
-eps part. Prints the card and writes it to outputs/cards/NAME.json. Fails (1) when a check does.
+Measures a norm's properties: agreement with float64, gradients, dtypes, zero
+rows, shapes, torch.compile and torch.export, saving, invariances (the paper's
+table 1), cost, where settings of eps part. Prints the card and writes it to
+outputs/cards/NAME.json, or with parameters to NAME-eps_1e-06.json. Fails (1)
+when a check does.
 
   dim=64                    width         backend=composite|torch
   plugins=[module,...]      modules that register norms
   out_dir=DIR               where outputs go
   show=true                 print what would be measured, and stop""",
     "inspect": """\
-usage: rmsrepro inspect package.module:NAME [norm=rmsnorm norm.eps=1e-6 ...] [key=value ...]
+usage: rmsrepro inspect package.module:NAME [norm=rmsnorm norm.eps=1e-6 ...]
+                        [key=value ...]
 
-Reads any torch.nn.Module and says, by probing copies of its submodules with inputs, which of them
-normalise: which subtract a mean, carry a bias, where eps stands. NAME is a module, a class or a
-function that returns a module, or a module and inputs: then it is run, too, and what is normalised
-outside of any norm shows. Writes outputs/inspections/package.module.NAME.json.
+Reads any torch.nn.Module and says, by probing copies of its submodules with
+inputs, which of them normalise: which subtract a mean, carry a bias, where eps
+stands. NAME is a module, a class or a function that returns a module, or a
+module and inputs: then it is run, too, and what is normalised outside of any
+norm shows. Writes outputs/inspections/package.module.NAME.json.
 
-  norm=NAME norm.eps=1e-6   the norm that the model should have: what differs is named, exit code 1;
-                            a function with an argument is called with it (norm.build(dim))
+  norm=NAME norm.eps=1e-6   the norm that the model should have: what differs is
+                            named, exit code 1; a function with an argument is
+                            called with it (norm.build(dim))
   plugins=[module,...]      modules that register norms
   out_dir=DIR               where outputs go""",
 }
@@ -173,7 +196,7 @@ def _answer(arguments: list[str]) -> int:
     return _run(verb, rest)
 
 
-_FIRST_WORD = {"check-norm": "norm", "inspect": "target"}
+_FIRST_WORD = {"check-norm": "norm", "convert": "ckpt", "inspect": "target", "norms": "norm"}
 """The key that a verb's first word is the value of, where it is no key=value itself."""
 
 

@@ -75,7 +75,8 @@ def measure(
     """Run the pilot and, one after another, the processes that it asks for.
 
     Raises:
-        BenchError: no pilot, or fewer than two processes, came to an end.
+        BenchError: no pilot, or fewer than two processes, came to an end, or every arm but the baselines
+            failed in the pilot.
     """
     spec = {
         "threads": thread_setting(config, base),
@@ -87,6 +88,7 @@ def measure(
         "data": str(scratch / "data.pt"),
     }
     pilot, spent_s = _run_pilot(config, spec, scratch, on_progress)
+    _check_still_comparable(arms, pilot)
     pilots = {
         name: Pilot(**found["pilot"]) for name, found in pilot["cells"].items() if found["pilot"] is not None
     }
@@ -115,6 +117,19 @@ def measure(
             f"interval needs 2. {_named(measured.failures)}"
         )
     return measured
+
+
+def _check_still_comparable(arms: Sequence[Arm], pilot: Mapping[str, Any]) -> None:
+    """Raise BenchError where every arm that has a baseline is out in every cell of the pilot."""
+    others = [
+        arm.label
+        for arm in arms
+        if arm.unavailable is None and not arm.is_baseline and (arm.role == "norm" or arm.against)
+    ]
+    out = [{**found["unavailable"], **found["failed"]} for found in pilot["cells"].values()]
+    if others and all(label in found for label in others for found in out):
+        reasons = dict.fromkeys(f"{label}: {found[label]}" for label in others for found in out)
+        raise BenchError(f"nothing is left to compare after the pilot. {'; '.join(reasons)}")
 
 
 def _run_pilot(
@@ -155,4 +170,4 @@ def _run(
 
 
 def _named(failures: Mapping[int, str]) -> str:
-    return "; ".join(f"process {number}: {reason}" for number, reason in failures.items())
+    return "; ".join(f"process {number + 1}: {reason}" for number, reason in failures.items())

@@ -119,7 +119,7 @@ class ResultTables:
         for process in self._seen:
             if arm.label in process["failed"]:
                 where = process["process"]
-                name = where if where == "pilot" else f"process {where}"
+                name = where if where == "pilot" else f"process {where + 1}"
                 return f"{name}: {process['failed'][arm.label]}"
         if len(self._samples.log_ratios(arm.twins, arm.twins)) < 2:
             return "it was not measured"
@@ -175,11 +175,11 @@ class ResultTables:
         return cost.bytes / copied / estimate_ratio(self._samples, arm.twins, copy.twins).ratio.estimate
 
     def _arm_flags(self, arm: Arm) -> list[str]:
-        """Each remark once, with the processes that made it."""
+        """Each remark once, with the processes that made it, counted from 1 as the progress lines do."""
         made_by: dict[str, list[int]] = {}
         for process in self._processes:
             for flag in process["flags"].get(arm.label, []):
-                made_by.setdefault(flag, []).append(process["process"])
+                made_by.setdefault(flag, []).append(process["process"] + 1)
         return [f"{flag} (process {', '.join(map(str, numbers))})" for flag, numbers in made_by.items()]
 
     def comparisons(self) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def bench_result(
     run_facts = {"device": device, "threads": measured.pilot["threads"]}
     baselines = sum(arm.is_baseline for arm in arms if arm.unavailable is None)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-    flags = [f"process {number} failed: {reason}" for number, reason in measured.failures.items()]
+    flags = [f"process {number + 1} failed: {reason}" for number, reason in measured.failures.items()]
     if len({one["threads"] for one in everyone}) > 1:
         flags.append("the processes did not all use the same number of threads")
     for cell in cells:

@@ -8,13 +8,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rmsrepro.bench.cells import Arm
 from rmsrepro.bench.identity import bench_dir, find_reusable, key_of_arms
 from rmsrepro.bench.levels import get_level
 from rmsrepro.bench.measuring import BenchError, measure
@@ -27,6 +28,10 @@ from rmsrepro.runs.files import Locked, lock, read_json, to_json, write_atomic
 from rmsrepro.runs.identity import slug
 
 Progress = Callable[[str], None]
+
+
+class NothingToCompare(BenchError):
+    """No norm but baselines could be ranked, which is known before anything is measured."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +94,15 @@ def run_bench(
 
     Raises:
         UserError: wrong settings, an unknown norm.
-        BenchError: fewer than two processes gave samples, or another bench would not end.
+        NothingToCompare: every arm but the baselines is unavailable, or its baseline is.
+        BenchError: fewer than two processes gave samples, every arm but the baselines failed in the pilot,
+            or another bench would not end.
     """
     check_bench_config(config)
     level = get_level(config.name)
     arms, notes = level.arrange(config, base, norms)
     level.check(config, base, arms)
-    if all(arm.unavailable is not None for arm in arms if arm.role == "norm"):
-        reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms if arm.unavailable is not None)
-        raise BenchError(f"none of the arms is available here. {reasons}")
+    _check_comparable(arms)
     key = key_of_arms(config, base, arms)
     if config.reuse:
         earlier = find_reusable(base.out_dir, key)
@@ -124,6 +129,18 @@ def run_bench(
     path = _write(result, measured.samples(), base, started)
     on_progress(f"written: {path}")
     return BenchResult(path, result)
+
+
+def _check_comparable(arms: Sequence[Arm]) -> None:
+    """Raise NothingToCompare where no norm but baselines can be ranked (baselines alone are fine)."""
+    norms = [arm for arm in arms if arm.role == "norm"]
+    others = [arm for arm in norms if not arm.is_baseline]
+    held_against = {arm.backend for arm in norms if arm.is_baseline and arm.unavailable is None}
+    if not any(arm.unavailable is None and arm.backend in held_against for arm in others or norms):
+        reasons = "; ".join(f"{arm.label}: {arm.unavailable}" for arm in arms if arm.unavailable is not None)
+        raise NothingToCompare(
+            f"there is nothing to compare: no arm beside the baselines can be timed here. {reasons}"
+        )
 
 
 def _write(result: dict[str, Any], samples: list[BlockSample], base: TrainConfig, started: float) -> Path:

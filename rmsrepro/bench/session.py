@@ -100,7 +100,9 @@ def run_session(
         _check_first_losses(task, outcome)
         running = [arm for arm in task.contestants if not outcome.out(arm.label)]
         own = {name: steps[name] for arm in running for name in arm.twins}
-        if own:
+        others = [arm.label for arm in task.contestants if arm.baseline not in (None, arm.label)]
+        # Baselines alone have nothing to be held against.
+        if own and not (plan is None and others and all(map(outcome.out, others))):
             _measure(task, own, running, config, clock, outcome, process, plan, now, began, on_event)
     finally:
         for step in steps.values():

@@ -126,8 +126,9 @@ class Composer(AbstractContextManager["Composer"]):
             self._check_choice(item)
         base = self._base(groups)
         known = _keys(base)
+        foreign = self._foreign_parameters(base)
         for item in values:
-            self._check_key(item, base, known)
+            self._check_key(item, base, known, foreign)
         return _with_values(base, values)
 
     def files(self, overrides: Sequence[Override]) -> dict[str, str]:
@@ -165,10 +166,22 @@ class Composer(AbstractContextManager["Composer"]):
             except UserError as error:
                 # No single value was given yet: what is wrong stands in a file of the user, or an overlay
                 # sets what another choice has not.
-                files = [_display(file) for item in groups for file in _suspects(item)]
+                files = [_display(file) for item in self._at_fault(groups) for file in _suspects(item)]
                 where = f" (in {' or '.join(files)})" if files else ""
                 raise UserError(f"{error}{where}") from error
         return self._bases[key]
+
+    def _at_fault(self, groups: Sequence[Override]) -> Sequence[Override]:
+        """Return the choices that fail by themselves; all, where only their combination does."""
+
+        def fails(item: Override) -> bool:
+            try:
+                self._compose([item.text])
+            except UserError:
+                return True
+            return False
+
+        return [item for item in groups if _suspects(item) and fails(item)] or groups
 
     def _check_choice(self, item: Override) -> None:
         value = unquote(item.value)
@@ -180,7 +193,16 @@ class Composer(AbstractContextManager["Composer"]):
         if value not in choices:
             raise UserError(unknown_choice(item.key, value, choices))
 
-    def _check_key(self, item: Override, base: DictConfig, known: list[str]) -> None:
+    def _foreign_parameters(self, base: DictConfig) -> set[str]:
+        """Return the keys of parameters that other norms have, but not the chosen one."""
+        norm = base.get("norm")
+        params = self._norms.get(str(norm.get("name"))) if isinstance(norm, DictConfig) else None
+        if params is None:
+            return set()
+        own = {"name", *(item.name for item in fields(params))}
+        return {f"norm.{key}" for key in map(str, norm) if key not in own}
+
+    def _check_key(self, item: Override, base: DictConfig, known: list[str], foreign: set[str]) -> None:
         if item.key in known:
             if item.key.endswith(".name") and item.key.split(".")[0] in ("norm", "model", "task", "data"):
                 group = item.key.split(".")[0]
@@ -191,11 +213,15 @@ class Composer(AbstractContextManager["Composer"]):
             raise UserError(
                 f"{item.text}: {item.key} is a group of keys, not a value; set one of: {', '.join(parents)}"
             )
-        raise UserError(f"{item.text}: there is no key {item.key}{_directions(item.key, base, known)}")
+        raise UserError(
+            f"{item.text}: there is no key {item.key}{_directions(item.key, base, known, foreign)}"
+        )
 
 
-def _directions(key: str, base: DictConfig, known: Sequence[str]) -> str:
+def _directions(key: str, base: DictConfig, known: Sequence[str], foreign: set[str]) -> str:
     """Say what the nearest keys to an unknown one are, and which there are beside it."""
+    # The name follows from the choice, and a parameter of another norm is no help.
+    known = [name for name in known if name not in foreign and (name != "norm.name" or "." not in key)]
     head, _, leaf = key.rpartition(".")
     group = key.split(".")[0]
     if group == "bench" and "bench" not in base:

@@ -20,6 +20,10 @@ def first_line(error: BaseException | str) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
-    """Return ``"; did you mean a, b?"`` for the choices closest to `word`, or an empty string."""
-    close = difflib.get_close_matches(word, list(dict.fromkeys(choices)), n=limit, cutoff=0.6)
+    """Return ``"; did you mean a, b?"`` for the choices closest to `word`, whatever its case; or ""."""
+    spelled: dict[str, str] = {}
+    for choice in choices:
+        spelled.setdefault(choice.lower(), choice)
+    found = difflib.get_close_matches(word.lower(), spelled, n=limit, cutoff=0.6)
+    close = [spelled[one] for one in found]
     return f"; did you mean {', '.join(close)}?" if close else ""

@@ -153,10 +153,16 @@ def expand(overrides: Sequence[Override]) -> list[list[Override]]:
                 raise UserError(f"{item.text}: {first_line(error)}") from None
             if not values:
                 raise UserError(f"{item.text}: this sweep has no values")
-            axes.append([Override(item.key, value) for value in dict.fromkeys(values)])
+            axes.append([Override(item.key, _unescaped(value)) for value in dict.fromkeys(values)])
         else:
             axes.append([item])
     return [list(job) for job in itertools.product(*axes)]
+
+
+def _unescaped(value: str) -> str:
+    """Return a value of a sweep without the backslashes before colons that nobody typed: it is shown."""
+    plain = value.replace("\\:", ":")
+    return plain if unquote(plain) == unquote(value) else value
 
 
 def check_single(
@@ -188,8 +194,9 @@ def unreadable(item: Override, error: Exception) -> str:
 def unknown_choice(group: str, name: str, choices: Sequence[str]) -> str:
     """The message for a group value that does not exist."""
     hint = "; did you mean none?" if name == "null" and "none" in choices else nearest(name, choices)
-    own = f"; a model of your own can be timed: rmsrepro bench bench=model model={name}"
-    return (
-        f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
-        f"{own if group == 'model' and ':' in name else ''}"
-    )
+    text = f"{group}={name}: there is no such {group}{hint} ({group} is one of: {', '.join(choices)})"
+    if group == "norm":
+        return f"{text} (a norm of your own: plugins=[module] or norm=module:Class)"
+    if group == "model" and ":" in name:
+        return f"{text}; a model of your own can be timed: rmsrepro bench bench=model model={name}"
+    return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def load_plugins(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise UserError(f"plugins=[{name}]: importing it failed: {error}{_place(error)}") from error
             raise UserError(
                 f"plugins=[{name}]: no module named {error.name!r}; modules of the current directory "
                 f"({Path.cwd().name}/) and installed ones can be named, without .py"
@@ -36,3 +39,9 @@ def load_plugins(names: Iterable[str]) -> None:
             raise UserError(
                 f"plugins=[{name}]: importing it failed: {type(error).__name__}: {error}"
             ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of a file that an import failed at."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<")]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

@@ -69,7 +69,9 @@ def check_convertible(model: ModelConfig, norm: NormSpec, placement: Placement, 
             f"{WHAT_CAN_BE}"
         )
     if norm.name not in SOURCES:
-        raise UserError(f"norm={norm.name}: it is not LayerNorm for rows of mean zero; {WHAT_CAN_BE}")
+        raise UserError(
+            f"norm={norm.name}: only LayerNorm becomes RMSNorm once the stream has mean zero; {WHAT_CAN_BE}"
+        )
     if placement is not Placement.pre:
         raise UserError(
             f"placement={placement.value}: {_WHY_NOT[placement]}, so the stream cannot be kept at mean zero; "

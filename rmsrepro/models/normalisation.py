@@ -76,7 +76,11 @@ class Normalisation:
         if self.name == other.name:
             keys = [*self.params, *(key for key in other.params if key not in self.params)]
             different = [key for key in keys if self.params.get(key) != other.params.get(key)]
-            words += [f"norm.{key}={override_text(self.params.get(key))}" for key in different]
+            # A parameter that the norm has on one side only, for its class was changed, is told there.
+            words += [
+                f"norm.{key}={override_text(self.params[key])}" for key in different if key in self.params
+            ]
+            words += [f"(no parameter {key})" for key in different if key not in self.params]
         # Without a place on one side there is nothing to compare: another kind of model, or no norm.
         if self.placement and other.placement:
             if self.placement != other.placement:
@@ -130,10 +134,17 @@ class KnowsItsNorm(nn.Module):
         if own is not None and note is not None:
             found = Normalisation.from_note(note)
             if not found.same_as(own):
+                changed = found.name == own.name and set(found.params) != set(own.params)
+                advice = (
+                    f"the class of the norm {own.name} has other parameters now than it had then: give them "
+                    "the names they had, or train anew"
+                    if changed
+                    else found.advice(own.name)
+                )
                 raise UserError(
                     f"these weights were trained with {found.words(own)}, not {own.words(found)}, which is "
-                    f"another model even where they fit; {found.advice(own.name)} "
-                    "(dict(state_dict) forgets its norm)"
+                    f"another model even where they fit; {advice} "
+                    "(from Python, load_state_dict(dict(state_dict)) takes them without this check)"
                 )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 

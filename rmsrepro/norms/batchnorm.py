@@ -70,7 +70,7 @@ class BatchNorm(NormModule[BatchNormParams]):
         Raises:
             ValueError: the last dimension is not `dim`, or the mask does not fit the leading ones.
         """
-        self.check_shape(x)
+        self.check_input(x)
         if mask is not None and mask.shape != x.shape[:-1]:
             raise ValueError(
                 f"{self.params.norm}: a mask for the shape {tuple(x.shape)} has the shape "
@@ -135,8 +135,10 @@ class BatchNorm(NormModule[BatchNormParams]):
     def _update(self, mean: Tensor, var: Tensor, freedom: Tensor) -> None:
         with torch.no_grad():
             for running, new in ((self.running_mean, mean), (self.running_var, var)):
+                # What overflowed is left out: an infinite variance would never be forgotten.
+                new = torch.where(new.isfinite(), new, running).to(running.dtype)
                 momentum = (freedom > 0).to(running.dtype) * self.params.momentum
-                running.lerp_(new.to(running.dtype), momentum)
+                running.lerp_(new, momentum)
 
     def _close(self) -> None:
         """Make one update of what was pooled."""

@@ -182,7 +182,9 @@ def _choose(arms: Sequence[_Arm], wanted: str) -> str:
     for arm in arms:
         reason = arm.refusal(wanted)
         if reason is not None:
-            raise BackendUnavailable(unavailable(arm.info.name, wanted, reason))
+            raise BackendUnavailable(
+                unavailable(arm.info.name, wanted, reason, of_user=arm.info.factory is not None)
+            )
     return wanted
 
 

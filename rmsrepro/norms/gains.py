@@ -24,29 +24,49 @@ DECLARED = "declared"
 _KIND, _NAME = "_rmsrepro_gains", "_rmsrepro_norm"
 
 
-def write_offset(state: MutableMapping[str, Any], prefix: str, offset: float) -> None:
-    """Write the convention of the gain `prefix`weight into a state dict; nothing for 0, the common one."""
+def keep_offset(module: nn.Module, offset: float) -> None:
+    """Let the state dicts of `module` carry its offset; nothing for 0, the common one.
+
+    A buffer beside the class attribute of that name, which `register_buffer` would refuse: so all that reads
+    and writes state dicts (functional calls, wrappers) finds a tensor under the name.
+    """
     if offset:
-        state[prefix + GAIN_OFFSET] = torch.tensor(offset)
+        module._buffers[GAIN_OFFSET] = torch.tensor(offset)
 
 
-def take_offset(
+def check_offset(
     module: nn.Module, state: MutableMapping[str, Any], prefix: str, own: float, errors: list[str]
 ) -> bool:
-    """Take the convention out of a state dict that is about to be loaded; return whether it is `own`.
+    """Return whether a state dict that is about to be loaded has the convention `own`.
 
-    Where it is not, the reason goes to `errors`.
+    Where it has not, the reason goes to `errors`. The entry stays where a buffer wants it.
     """
-    stored = state.pop(prefix + GAIN_OFFSET, None)
-    found = float(stored) if isinstance(stored, Tensor) else 0.0
+    key = prefix + GAIN_OFFSET
+    stored = state.get(key)
+    if not own:
+        state.pop(key, None)
+    elif stored is not None and not isinstance(stored, Tensor) and _as_number(stored) is not None:
+        state[key] = torch.tensor(float(stored))
+    found = _as_number(stored)
     if found == own or prefix + "weight" not in state:
         return True
+    if found is None:
+        errors.append(f"{key}: the offset of the gains is one number, got {stored!r}")
+        return False
     errors.append(
         f"{prefix}weight: this {norm_name(module)} stores {_stored(own)}, the state dict {_stored(found)}; "
         f"read as it is, every gain would be off by {abs(found - own):g}. Add {found - own:g} to each such "
         f"weight and " + (f"set {prefix}{GAIN_OFFSET} to {own:g}" if own else f"leave out {GAIN_OFFSET}")
     )
     return False
+
+
+def _as_number(stored: Any) -> float | None:
+    if stored is None:
+        return 0.0
+    if isinstance(stored, Tensor):
+        return float(stored) if stored.numel() == 1 else None
+    return float(stored) if isinstance(stored, int | float) else None
 
 
 def _stored(offset: float) -> str:

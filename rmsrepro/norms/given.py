@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.schema import TrainConfig
+from rmsrepro.norms.checks import coerce
 from rmsrepro.norms.registry import norm_info
 
 
@@ -27,6 +30,7 @@ def check_norm_parameters(configs: Sequence[TrainConfig]) -> None:
             given[key] = value
             if key in names:
                 used.add(key)
+                config.norm[key] = plain_member(config.norm["name"], key, value)
             else:
                 del config.norm[key]
     for key in given:
@@ -35,9 +39,26 @@ def check_norm_parameters(configs: Sequence[TrainConfig]) -> None:
             have = sorted({name for norm in norms for name in norm_parameters(norm)})
             has, they = ("has", "it has") if len(norms) == 1 else ("have", "they have")
             raise UserError(
-                f"norm.{key}={given[key]}: {' and '.join(norms)} {has} no parameter {key}"
+                f"norm.{key}={given[key]}: {_joined(norms)} {has} no parameter {key}"
                 f"{nearest(key, have)} ({they}: {', '.join(have) or 'none'})"
             )
+
+
+def plain_member(norm: str, key: str, value: Any) -> Any:
+    """Return the value of the enum's member that `value` names; other values as they are.
+
+    A member goes by its name and by its value, and records tell a setting by one of them.
+    """
+    kind = typing.get_type_hints(norm_info(norm).params_class)[key]
+    try:
+        member = coerce(key, value, kind)
+    except (TypeError, ValueError):
+        return value  # it is refused where the norm is built, with all there is to say
+    return member.value if isinstance(member, Enum) else value
+
+
+def _joined(names: list[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if names[:-1] else []), *names[-1:]])
 
 
 def norm_parameters(name: str) -> list[str]:

@@ -172,7 +172,7 @@ class DyT(NormModule[DyTParams]):
 
     def forward(self, x: Tensor) -> Tensor:
         """Squash x (..., dim); ValueError where the last dimension is not `dim`."""
-        self.check_shape(x)
+        self.check_input(x)
         wide = x.float() if x.dtype in LOW_PRECISION else x
         return finish(torch.tanh(self.alpha * wide), self.weight, self.bias, x.dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rmsrepro.norms.backends import Kernel, make_kernel
 from rmsrepro.norms.backends.composite import LOW_PRECISION
-from rmsrepro.norms.gains import DECLARED, keep_apart, take_offset, write_offset
+from rmsrepro.norms.gains import DECLARED, GAIN_OFFSET, check_offset, keep_apart, keep_offset
 from rmsrepro.norms.making import plain
 from rmsrepro.norms.params import NormParams
 from rmsrepro.norms.roles import mark_norm, norm_takes_mask
@@ -52,7 +52,8 @@ class NormModule(nn.Module, Generic[Params]):
 
     params_class: type[Params]
     gain_offset: ClassVar[float] = 0.0
-    """What is added to the stored gain. State dicts carry it: one with another offset is refused."""
+    """What is added to the stored gain: set in the class's body. State dicts carry it, and one with another
+    offset is refused."""
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -66,6 +67,8 @@ class NormModule(nn.Module, Generic[Params]):
         has_bias: bool = getattr(self.params, "bias", False)
         self.weight = nn.Parameter(torch.empty(self.dim)) if has_gain else None
         self.bias = nn.Parameter(torch.empty(self.dim)) if has_bias else None
+        if has_gain:
+            keep_offset(self, self.gain_offset)
         self.reset_parameters()
         mark_norm(self, self.params.norm, takes_mask=norm_takes_mask(type(self)))
         # A subclass may turn its weight into a gain in another way: then only its name tells how.
@@ -91,8 +94,15 @@ class NormModule(nn.Module, Generic[Params]):
         weight = self.weight.float() if self.weight.dtype in LOW_PRECISION else self.weight
         return weight + self.gain_offset
 
-    def check_shape(self, x: Tensor) -> None:
-        """Raise ValueError where the last dimension is not `dim`; nothing is broadcast."""
+    def check_input(self, x: Tensor) -> None:
+        """Refuse what is no row of `dim` numbers; nothing is broadcast.
+
+        Raises:
+            ValueError: the last dimension is not `dim`.
+            TypeError: whole numbers, truth values or complex numbers.
+        """
+        if not x.is_floating_point():
+            raise TypeError(f"{self.params.norm} takes floating-point numbers, got {x.dtype}")
         if x.ndim == 0 or x.shape[-1] != self.dim:
             raise ValueError(
                 f"{self.params.norm} was built for a last dimension of {self.dim}, "
@@ -103,10 +113,13 @@ class NormModule(nn.Module, Generic[Params]):
         values = [f"{key}={value}" for key, value in plain(self.params).items()]
         return ", ".join([str(self.dim), *values, f"backend={self.backend}"])
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.weight is not None:
-            write_offset(destination, prefix, self.gain_offset)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == GAIN_OFFSET:
+            raise AttributeError(
+                f"{GAIN_OFFSET} belongs to the class, since the norm is built by it: write "
+                f"{GAIN_OFFSET} = {value} in the body of {type(self).__name__}"
+            )
+        super().__setattr__(name, value)
 
     def _load_from_state_dict(
         self,
@@ -118,7 +131,7 @@ class NormModule(nn.Module, Generic[Params]):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if take_offset(self, state_dict, prefix, self.gain_offset, error_msgs):
+        if check_offset(self, state_dict, prefix, self.gain_offset, error_msgs):
             super()._load_from_state_dict(
                 state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
             )
@@ -144,7 +157,8 @@ class ActivationNorm(NormModule[Params]):
 
         Raises:
             ValueError: the last dimension is not `dim`; nothing is broadcast.
+            TypeError: no floating-point numbers.
         """
-        self.check_shape(x)
+        self.check_input(x)
         gain = self.weight if self._gain_is_weight or self.weight is None else self.effective_gain()
         return self._kernel(x, gain, self.bias)

@@ -288,3 +288,11 @@ BUILTIN_PARAMS: Mapping[str, type[NormParams]] = {
         GemmaRMSNormParams,
     )
 }
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values of a norm's parameter mean the same, as written in a record or on a command line."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return str(one).lower() == str(other).lower()

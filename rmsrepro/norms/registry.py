@@ -226,7 +226,8 @@ def norm_info(name: str) -> NormInfo:
     if point is None:
         raise ValueError(
             f"there is no norm {name!r}{nearest(name, list_norms())}; norms are {', '.join(list_norms())}, "
-            "or an import string such as mypackage.norms:MyNorm"
+            "or an import string such as mypackage.norms:MyNorm "
+            "(a norm that your module registers: import it, or give plugins=[module])"
         )
     cls = point.load()
     # Loading it may have run a @register_norm of the same name.

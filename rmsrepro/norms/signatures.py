@@ -24,7 +24,7 @@ def params_from_signature(name: str, cls: type[Any]) -> type[NormParams]:
     (or its default's type) and default. A float named eps must not be negative.
 
     Raises:
-        TypeError: no first parameter, or a type that cannot be configured.
+        TypeError: no first parameter, a type that cannot be configured, or parameters without names (**kw).
     """
     where = f"the norm {name!r} ({import_path(cls)})"
     # cls.__init__ is read on purpose: the parameters are those of the class as it is now.
@@ -39,8 +39,13 @@ def params_from_signature(name: str, cls: type[Any]) -> type[NormParams]:
         raise TypeError(f"{where}: an annotation of __init__ cannot be read: {error}") from error
     members: list[tuple[str, Any, Any]] = []
     for parameter in parameters[1:]:
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             continue
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            raise TypeError(
+                f"{where}: __init__ takes **{parameter.name}, which does not say what parameters there are; "
+                "name each one, or give register_norm a dataclass of them (params=)"
+            )
         if parameter.name in _FACTORY_ARGUMENTS and parameter.default is None:
             continue
         if parameter.name in _RESERVED:

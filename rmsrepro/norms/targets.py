@@ -42,9 +42,10 @@ def load_model(target: str, spec: NormSpec | None) -> tuple[nn.Module, Any]:
         return made[0], made[1]
     if not isinstance(made, nn.Module):
         kind = type(made).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
         raise UserError(
             f"{target}: expected a torch.nn.Module, a pair (module, inputs), or a function that returns "
-            f"one of them; got {'None' if made is None else f'a {kind}'}"
+            f"one of them; got {'None' if made is None else f'{article} {kind}'}"
         )
     return made, None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rmsrepro.config.study import Relation, StudyConfig
+from rmsrepro.norms.params import same_value
 from rmsrepro.paper import rules
 from rmsrepro.paper.claims import Claim, Ledger, Metric, ledger
 from rmsrepro.paper.combined import judge_every_p, judge_no_gain, judge_summary
@@ -225,11 +225,3 @@ def printed_text(claim: Claim) -> str:
     other = ledger().layernorm_of(claim)
     beside = f", LayerNorm {other.value:g}" if other is not None and isinstance(other.value, float) else ""
     return f"{claim.name} {value}{spread} {claim.unit}".strip() + beside
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Whether two values of a norm's parameter mean the same, in a record or on a command line."""
-    try:
-        return float(one) == float(other)
-    except (TypeError, ValueError):
-        return str(one).lower() == str(other).lower()

@@ -14,6 +14,7 @@ from rmsrepro.report.cells import build_cells
 from rmsrepro.report.claims import findings_of
 from rmsrepro.report.load import load_records
 from rmsrepro.report.page import PageInput, render
+from rmsrepro.report.parameters import names_of
 from rmsrepro.report.records import BenchRecord, Records, RunRecord
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
 from rmsrepro.report.table import results_table
@@ -54,8 +55,9 @@ def build_report(
     root = Path(out_dir)
     name = folder_name(report_id or (study.name if study else "all"))
     records = _select(load_records(root, run_ids=run_ids), study, chosen=run_ids is not None)
-    cells, outside = build_cells(records.runs, study)
     times = step_times(records.benches)
+    names = names_of(records.runs, [time.comparison for time in times])
+    cells, outside = build_cells(records.runs, study, names)
     card = build_scorecard(cells, times, study)
     claims = judge_claims(study, findings_of(card, records.benches, read_cards(root), study))
     page = PageInput(
@@ -65,6 +67,7 @@ def build_report(
         records=records,
         outside=outside if study else (),
         times=newest(times),
+        names=names,
         watching=watching,
         every_s=every_s,
     )

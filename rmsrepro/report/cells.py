@@ -15,8 +15,10 @@ from typing import Any
 from rmsrepro.config.later import is_as_before
 from rmsrepro.config.study import StudyConfig, cell_name
 from rmsrepro.norms import norm_info
-from rmsrepro.paper.verdicts import same_value
+from rmsrepro.norms.params import same_value
 from rmsrepro.report.formatting import NORM_TITLES, norm_title
+from rmsrepro.report.labels import differences
+from rmsrepro.report.parameters import Names, key_of, names_of, settings_of, value_text
 from rmsrepro.report.records import RunRecord, State
 
 BASELINE = "layernorm"
@@ -64,8 +66,9 @@ class Arm:
 
     norm: str
     label: str
-    """The norm's title, with the parameters that tell it from its siblings in the cell."""
+    """The norm's title, with the parameters that tell it from other settings of the norm on the page."""
     params: Mapping[str, Any]
+    """All parameters; of a norm that is not to be had here, those that are known."""
     runs: Mapping[int, RunRecord]
     """Seed -> its run; of several runs of a seed, the one that counts (see `_best`)."""
 
@@ -104,17 +107,23 @@ class Cell:
         return max(candidates, key=shared)
 
 
-def build_cells(runs: Iterable[RunRecord], study: StudyConfig | None) -> tuple[list[Cell], list[RunRecord]]:
+def build_cells(
+    runs: Iterable[RunRecord], study: StudyConfig | None, names: Names | None = None
+) -> tuple[list[Cell], list[RunRecord]]:
     """Return the cells, and the runs that are in none of them.
 
     Without a study every run that names model, task and seed is in a cell. With one there is one
     cell for each planned model and task, empty if nothing ran; of several groups of runs with
     different settings, the one with the most finished runs stands for it, then the newest.
+
+    Args:
+        names: the labels of norms, where the page shows more than these runs.
     """
     usable = [run for run in runs if run.model and run.task and run.norm and run.seed is not None]
     groups = _groups(usable, _loose_keys(study))
     if study is None:
-        cells = _label_apart([_cell(group, None) for group in groups])
+        names = names_of(usable) if names is None else names
+        cells = _label_apart([_cell(group, None, names) for group in groups])
         return cells, [run for run in runs if run not in usable]
     cells = []
     placed: set[int] = set()
@@ -211,22 +220,19 @@ def _weight(group: Sequence[RunRecord]) -> tuple[int, float]:
     return sum(run.finished for run in group), max(run.written for run in group)
 
 
-def _arms(group: Sequence[RunRecord], order: Sequence[str]) -> list[Arm]:
+def _arms(group: Sequence[RunRecord], order: Sequence[str], names: Names) -> list[Arm]:
     variants: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in group:
-        variants[run.norm, json.dumps(run.norm_params, sort_keys=True, default=str)].append(run)
+        variants[run.norm, key_of(settings_of(run))].append(run)
     arms = []
     for (norm, _), runs in variants.items():
-        siblings = [members[0].norm_params for (name, _), members in variants.items() if name == norm]
-        params = runs[0].norm_params
-        apart = {k: v for k, v in params.items() if any(other.get(k) != v for other in siblings)}
-        suffix = f" ({', '.join(f'{key}={value}' for key, value in apart.items())})" if apart else ""
+        params = settings_of(runs[0])
         by_seed: dict[int, list[RunRecord]] = defaultdict(list)
         for run in runs:
             if run.seed is not None:
                 by_seed[run.seed].append(run)
         chosen = {seed: max(same, key=_best) for seed, same in sorted(by_seed.items())}
-        arms.append(Arm(norm=norm, label=norm_title(norm) + suffix, params=params, runs=chosen))
+        arms.append(Arm(norm=norm, label=names.title(norm, params), params=params, runs=chosen))
     places = {name: place for place, name in enumerate(order)}
     return sorted(arms, key=lambda arm: (places.get(arm.norm, len(places)), arm.label))
 
@@ -239,8 +245,8 @@ def _best(run: RunRecord) -> tuple[bool, float]:
 _ORDER = (*(norm for norm in NORM_TITLES if norm != "none"), "none")
 
 
-def _cell(group: Sequence[RunRecord], study: StudyConfig | None) -> Cell:
-    arms = _arms(group, study.norms if study else _ORDER)
+def _cell(group: Sequence[RunRecord], study: StudyConfig | None, names: Names) -> Cell:
+    arms = _arms(group, study.norms if study else _ORDER, names)
     first = next((run for run in group if run.norm != "none"), group[0])
     loose = _loose_keys(study)
     return Cell(
@@ -257,7 +263,7 @@ def _cell(group: Sequence[RunRecord], study: StudyConfig | None) -> Cell:
 
 def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: StudyConfig) -> Cell:
     """A study's cell: exactly its norms, one arm each, and its seeds."""
-    found = _cell(group, study) if group else None
+    found = _cell(group, study, Names(())) if group else None
     arms: dict[str, Arm] = {}
     taken: list[Arm | None] = []
     settings: list[dict[str, Any]] = []
@@ -275,7 +281,7 @@ def _planned_cell(model: str, task: str, group: Sequence[RunRecord], study: Stud
         taken.append(kept)
         settings.append(given)
         chosen = {seed: run for seed, run in kept.runs.items() if seed in study.seeds} if kept else {}
-        params = kept.params if kept else {}
+        params = kept.params if kept else given
         arms[norm] = Arm(norm=name, label=_label(norm, study), params=params, runs=chosen)
     return Cell(
         model=model,
@@ -294,7 +300,7 @@ def _label(norm: str, study: StudyConfig) -> str:
     if norm not in study.norm_variants:
         return norm_title(norm)
     name, given = study.norm_of(norm)
-    return f"{norm_title(name)} ({', '.join(f'{key}={value}' for key, value in given.items())})"
+    return f"{norm_title(name)} ({', '.join(f'{key}={value_text(value)}' for key, value in given.items())})"
 
 
 def _has(arm: Arm, given: Mapping[str, Any]) -> bool:
@@ -309,22 +315,12 @@ def _fits(arm: Arm, given: Mapping[str, Any]) -> tuple[int, int, float]:
 
 
 def _label_apart(cells: list[Cell]) -> list[Cell]:
-    """Add to equal labels the settings (at most three) in which their cells differ."""
+    """Add to equal labels what tells their cells apart."""
     by_label: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         by_label[cell.label].append(cell)
     labelled = []
     for cell in cells:
-        rivals = [other.settings for other in by_label[cell.label]]
-        keys = sorted({key for settings in rivals for key in settings})
-        own = cell.settings
-        apart = [key for key in keys if any(other.get(key) != own.get(key) for other in rivals)]
-        shown = ", ".join(f"{key}={_short(own.get(key))}" for key in apart[:3])
-        more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
-        labelled.append(replace(cell, label=f"{cell.label} ({shown}{more})") if apart else cell)
+        words = differences(cell.settings, [other.settings for other in by_label[cell.label]])
+        labelled.append(replace(cell, label=f"{cell.label} ({words})") if words else cell)
     return labelled
-
-
-def _short(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 24 else text[:21] + "..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 NORM_TITLES = {
     "none": "no norm",
@@ -109,3 +110,13 @@ def count(number_of: int, noun: str) -> str:
 def join(parts: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
+
+
+def folded(name: str, width: int) -> str:
+    """A name over several lines, broken after `:`, `.`, `_`, `/`, `,` or a space, never inside a word."""
+    lines = [""]
+    for part in re.findall(r"[^:._/, ]*[:._/, ]*", name):
+        if len((lines[-1] + part).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)

@@ -64,7 +64,10 @@ def _load_run(folder: Path, problems: list[Problem]) -> RunRecord:
         folder=folder,
         state=state,
         norm=norm,
-        norm_params=fields.norm_params(config.get("norm")) or fields.mapping(source, "norm_params"),
+        norm_params=fields.norm_params(config["norm"])
+        if isinstance(config.get("norm"), Mapping)
+        else fields.mapping(source, "norm_params"),
+        norm_recorded=fields.mapping(source, "norm_params"),
         model=fields.text(source, "model") or fields.named(config, "model"),
         task=fields.text(source, "task") or fields.named(config, "task"),
         data=fields.text(source, "data") or fields.named(config, "data"),

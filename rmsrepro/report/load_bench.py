@@ -70,7 +70,9 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
     if math.isnan(reduction_low):
         reduction_low, reduction_high = 100 * (1 - high), 100 * (1 - low)
     norm, _, backend = fields.text(entry, "arm").rpartition("/")
-    arm = next((one for one in _entries(result, "arms") if one.get("arm") == entry.get("arm")), entry)
+    arms = {fields.text(one, "arm"): one for one in reversed(_entries(result, "arms"))}
+    arm = arms.get(fields.text(entry, "arm"), entry)
+    baseline = arms.get(fields.text(entry, "baseline"), {})
     base_norm, _, base_backend = fields.text(entry, "baseline").rpartition("/")
     aa_low, aa_high = fields.pair(entry.get("aa_ci"))
     return Comparison(
@@ -100,4 +102,5 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
         n_processes=fields.integer(entry.get("n_processes")),
         trusted=entry.get("trusted") is True,
         flags=fields.texts(entry.get("flags")),
+        baseline_params=fields.mapping(baseline, "norm_params"),
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import plotly.offline
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,6 +24,7 @@ import rmsrepro
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.report import drawing, figures, forests, formatting
 from rmsrepro.report.environment import machines
+from rmsrepro.report.parameters import Names, resolved, settings_of
 from rmsrepro.report.reading import paper_context
 from rmsrepro.report.records import Records, RunRecord, State
 from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_text
@@ -42,6 +44,7 @@ class PageInput:
     outside: Sequence[RunRecord]
     """Runs that are in no cell of the scorecard."""
     times: Sequence[StepTime]
+    names: Names
     watching: bool
     every_s: float
 
@@ -76,6 +79,7 @@ def render(page: PageInput) -> str:
         runs=_run_rows(page),
         run_metrics=sorted({row.metric for row in card.baselines}),
         machines=machines(page.records),
+        timed_norm=lambda norm, params: _timed_norm(page.names, norm, params),
         num_timing_machines=len({time.machine for time in page.times}),
         spans=_spans(card),
         baseline_of=_baseline_of(card),
@@ -144,11 +148,19 @@ def _counts(runs: Sequence[RunRecord]) -> list[tuple[str, int]]:
     return [(state, number) for state, number in counts if number]
 
 
+def _timed_norm(names: Names, norm: str, given: Mapping[str, Any]) -> str:
+    """A norm as a bench names it, with the parameters that tell it from its other settings on the page."""
+    found = resolved(norm, given)
+    return norm + names.suffix(norm, given if found is None else found)
+
+
 @dataclass(frozen=True)
 class RunRow:
     """A line of the table of runs."""
 
     run: RunRecord
+    setting: str
+    """What tells the norm from its other settings on the page; mostly nothing."""
     metric: str
     value: float | None
     """`metric` at the last step."""
@@ -170,7 +182,8 @@ def _run_rows(page: PageInput) -> list[RunRow]:
     for run in sorted(page.records.runs, key=place):
         metric = metrics.get(run.task, "val_loss")
         seconds = run.clocks.get("train_s")
-        rows.append(RunRow(run, metric, run.metrics.get(metric), id(run) in outside, seconds))
+        setting = page.names.suffix(run.norm, settings_of(run))
+        rows.append(RunRow(run, setting, metric, run.metrics.get(metric), id(run) in outside, seconds))
     return rows
 
 

@@ -16,14 +16,26 @@ FOCUS = ("rmsnorm", "prmsnorm")
 
 
 def read(card: Scorecard) -> tuple[str, ...]:
-    """One sentence a norm: in how many cells it did what, and what its step cost."""
+    """One sentence a norm: in how many cells it did what, and what its step cost; what waits shares one."""
     labels = list(dict.fromkeys((row.arm.norm, row.arm.label) for row in card.rows))
     labels.sort(key=lambda pair: FOCUS.index(pair[0]) if pair[0] in FOCUS else len(FOCUS))
     sentences = []
+    waiting = []
     for norm, label in labels:
         rows = [row for row in card.rows if (row.arm.norm, row.arm.label) == (norm, label)]
+        if not card.judged and not any(row.difference or row.step_time for row in rows):
+            waiting.append(label)
+            continue
         quality = _quality(rows, label, card) if card.judged else _numbers(rows, label, card)
         sentences.append(f"{quality}; {_time(rows)}.")
+    if waiting:
+        have, times = (
+            ("has", "the time of its step was")
+            if len(waiting) == 1
+            else ("have", "the times of their steps were")
+        )
+        pair = f"no finished pair with {card.baseline} yet"
+        sentences.append(f"{formatting.join(waiting)} {have} {pair}; {times} not benchmarked.")
     return tuple(sentences)
 
 

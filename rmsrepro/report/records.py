@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class RunRecord:
     state: State
     norm: str
     norm_params: Mapping[str, Any]
+    """The parameters that were given; the others are the norm's own."""
     model: str
     task: str
     data: str
@@ -72,6 +73,8 @@ class RunRecord:
     """metrics.jsonl by column: `step` (rising), `train_seconds` and one a metric; NaN where not logged."""
     written: float
     """When its result was written, in seconds since 1970."""
+    norm_recorded: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters as the run recorded them: all of them, if it came to build its norm."""
 
     @property
     def finished(self) -> bool:
@@ -131,6 +134,18 @@ class Comparison:
     n_processes: int | None
     trusted: bool
     flags: tuple[str, ...]
+    baseline_params: Mapping[str, Any] = field(default_factory=dict)
+    """As `params`, of the baseline."""
+
+    @property
+    def plain_norm(self) -> str:
+        """The norm's name, without the parameters that a bench may add to it."""
+        return self.norm.split("(", 1)[0]
+
+    @property
+    def plain_baseline(self) -> str:
+        """As `plain_norm`, of the baseline."""
+        return self.baseline_norm.split("(", 1)[0]
 
     @property
     def like_for_like(self) -> bool:

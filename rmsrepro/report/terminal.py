@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -21,6 +22,9 @@ STYLES = {
     Outcome.incomplete: "magenta",
     Outcome.none: "",
 }
+
+NAME_WIDTH = 16
+"""Most characters of a line of a norm's name, where it has a place to break."""
 
 
 def print_scorecard(card: Scorecard, console: Console) -> None:
@@ -52,22 +56,29 @@ def print_scorecard(card: Scorecard, console: Console) -> None:
 
 def _table(rows: list[Row], card: Scorecard) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    table.add_column("norm", overflow="fold")
+    names = [formatting.folded(row.arm.label, NAME_WIDTH) for row in rows]
+    pairs = [row.pairs.text for row in rows]
+    table.add_column("norm", overflow="fold", min_width=_widest(names))
     table.add_column("difference (90 %)", no_wrap=True)
     if card.judged:
         table.add_column("verdict", overflow="fold")
     else:
-        table.add_column("pairs", overflow="fold")
-    table.add_column("step time saved (95 %)", no_wrap=True)
-    for row in rows:
+        table.add_column("pairs", overflow="fold", min_width=_widest(pairs, ", "))
+    timed = any(row.step_time is not None for row in rows)
+    table.add_column("step time saved" + (" (95 %)" if timed else ""), no_wrap=True)
+    for row, name in zip(rows, names, strict=True):
         verdict = row.verdict.text if card.judged else row.pairs.text
         table.add_row(
-            Text(row.arm.label),
+            Text(name),
             Text(row.difference_text),
             Text(verdict, style=STYLES[row.verdict.outcome]),
             _time_text(row),
         )
     return table
+
+
+def _widest(texts: Sequence[str], between: str = "\n") -> int:
+    return max((len(part) for text in texts for part in text.split(between)), default=0)
 
 
 def _time_text(row: Row) -> Text:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmsrepro.config.study import higher_is_better
-from rmsrepro.paper.verdicts import same_value
 from rmsrepro.report import formatting
 from rmsrepro.report.cells import Arm, Cell, flatten
+from rmsrepro.report.parameters import key_of, resolved, same_parameters
 from rmsrepro.report.records import BenchRecord, Comparison, RunRecord, machine_name
 from rmsrepro.report.statistics import median, time_to_target
 
@@ -77,16 +77,21 @@ def newest(times: Sequence[StepTime]) -> list[StepTime]:
     for time in times:
         c = time.comparison
         key = (time.machine, c.level, c.model, c.task, c.shape, c.mode, c.dtype, c.device, c.threads)
-        kept.setdefault((*key, c.norm, c.backend, c.baseline_norm, c.baseline_backend), time)
+        norms = [
+            (norm, key_of(given if (whole := resolved(norm, given)) is None else whole))
+            for norm, given in ((c.plain_norm, c.params), (c.plain_baseline, c.baseline_params))
+        ]
+        kept.setdefault((*key, *norms, c.backend, c.baseline_backend), time)
     return list(kept.values())
 
 
 def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | None:
     """The newest comparison of a whole step of `arm` with the cell's baseline, on the cell's backend.
 
-    Where the bench says what it timed, that must be the arm's parameters and the cell's model, batch and
-    precision. Of two settings of a norm the one that says more of the arm's parameters goes first.
+    Both must have been timed with the parameters that they were trained with, and the step must be of the
+    cell's model, batch and precision as far as the bench says.
     """
+    baseline = cell.baseline_of(arm)
 
     def is_meant(time: StepTime) -> bool:
         c = time.comparison
@@ -94,15 +99,23 @@ def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | 
             c.level == "step"
             and c.model == cell.model
             and c.task in ("", cell.task)
-            and c.norm.split("(", 1)[0] == arm.norm
-            and all(same_value(arm.params.get(key), value) for key, value in c.params.items())
-            and (not time.measured or (c.baseline_norm.split("(", 1)[0] == cell.baseline and c.like_for_like))
+            and c.plain_norm == arm.norm
+            and (not time.measured or (c.plain_baseline == cell.baseline and c.like_for_like))
             and cell.backend in ("", c.backend)
             and same_step(time.settings, cell.settings)
+            and _same_norm(arm, c.params)
+            and (not time.measured or baseline is None or _same_norm(baseline, c.baseline_params))
         )
 
-    # The newest come first, and the first of several that say as much is taken.
-    return max(filter(is_meant, times), key=lambda time: len(time.comparison.params), default=None)
+    return next(filter(is_meant, times), None)  # the newest come first
+
+
+def _same_norm(arm: Arm, given: Mapping[str, Any]) -> bool:
+    """Whether an arm's norm is the one that is given these parameters."""
+    if resolved(arm.norm, given) is not None or not arm.runs:
+        return same_parameters(arm.norm, arm.params, given)
+    # A norm that is not to be had here: what was given decides.
+    return any(same_parameters(arm.norm, run.norm_params, given) for run in arm.runs.values())
 
 
 def same_step(timed: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:

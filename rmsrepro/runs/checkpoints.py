@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from rmsrepro.config.errors import UserError, first_line, nearest
 from rmsrepro.config.plain import from_plain
@@ -21,7 +22,8 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data.tokenizers import tokenizer_from_json
 from rmsrepro.models.normalisation import NOTE
 from rmsrepro.runs.callbacks import STATE_KEY
-from rmsrepro.runs.identity import check_norm
+from rmsrepro.runs.identity import check_norm, norm_file, norm_source
+from rmsrepro.runs.progress import speaker
 from rmsrepro.tasks import Task, build_task, normalisation
 
 
@@ -109,6 +111,32 @@ def _why_unreadable(file: Path, error: Exception) -> str:
     return first_line(error)
 
 
+def _misfit(error: Exception) -> str:
+    """Say which weights do not fit, from what `load_state_dict` raised."""
+    if isinstance(error, RuntimeError):
+        # The first line names the class; then each kind of misfit has one.
+        found = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reasons = "; ".join(found[1:3] if len(found) > 1 else found)
+        return f"its weights do not fit the model that its config describes ({reasons[:300]})"
+    return "it holds no weights (the entry 'state_dict' is missing or no state dict)"
+
+
+def tell_changed_norm(checkpoint: Checkpoint) -> None:
+    """Say on the standard error when the file of the user's norm is not what it was when the model trained.
+
+    The model is used all the same: a comment changes the file and not the norm.
+    """
+    name = str(checkpoint.config.norm["name"])
+    was = checkpoint.state.get("norm_source")  # not in the checkpoints of older versions
+    if was is None or was == norm_source(name):
+        return
+    file = norm_file(name)
+    speaker(Console(stderr=True))(
+        f"note: norm={name}: {name if file is None else file} has changed since {checkpoint.run_id} was "
+        "trained; if the norm computes something else now, this is another model"
+    )
+
+
 @dataclass
 class Trained:
     """A trained model ready for use, with its tokenizers and without its data."""
@@ -140,14 +168,21 @@ def restore(checkpoint: Checkpoint) -> Trained:
     """Rebuild the model of a checkpoint on the CPU, in evaluation mode.
 
     Raises:
-        UserError: a norm of the user's, or its plug-in's module, that is not found here.
+        UserError: a norm of the user's, or its plug-in's module, that is not found here, or weights that do
+            not fit the config.
     """
     state = checkpoint.state
     config = checkpoint.config
     load_plugins(config.plugins)
     check_norm(config)
+    tell_changed_norm(checkpoint)
     module = build_task(config, _Vocabularies(state))
-    module.load_state_dict(checkpoint.content["state_dict"])
+    try:
+        module.load_state_dict(checkpoint.content["state_dict"])
+    except UserError:
+        raise
+    except (RuntimeError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"ckpt={checkpoint.path}: {_misfit(error)}") from error
     module.eval()
     tokenizers = {side: tokenizer_from_json(text) for side, text in state["tokenizers"].items()}
     return Trained(config, module, tokenizers["src"], tokenizers["tgt"])

@@ -187,6 +187,7 @@ class Run:
         return {
             "run_id": self.identity.run_id,
             "config": plain(self.config),
+            "norm_source": self.identity.content["norm_source"],
             "src_vocab": data.src_vocab,
             "tgt_vocab": data.tgt_vocab,
             "tokenizers": {"src": data.src_tokenizer.to_json(), "tgt": data.tgt_tokenizer.to_json()},

@@ -17,6 +17,7 @@ from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import GRUConfig, TrainConfig, TrainerConfig
 from rmsrepro.norms import norm_info
 from rmsrepro.norms.given import check_task
+from rmsrepro.norms.trial import try_norm
 from rmsrepro.runs.files import to_json
 from rmsrepro.tasks import norm_spec
 
@@ -34,14 +35,18 @@ class Identity:
 
 
 def check_norm(config: TrainConfig) -> None:
-    """Build the norm once, so that wrong parameters and missing backends are known before anything begins.
+    """Build the norm once, and call a user's, so that what is wrong is known before anything begins.
 
     Raises:
-        UserError: the norm cannot be built as configured, or does not suit the task.
+        UserError: the norm cannot be built as configured, its forward does not work or lets rows influence
+            each other (`try_norm`), or it does not suit the task.
     """
     spec = norm_spec(config)
+    dim = max(1, config.model.d_model or 1)
+    gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
     try:
-        spec.check(max(1, config.model.d_model or 1))
+        spec.check(dim)
+        try_norm(spec, dim, ("cpu", "cuda") if gpu else ("cpu",))
     except (ValueError, TypeError) as error:
         raise UserError(f"norm={spec.name}: {error}") from error
     except Exception as error:  # a user's class may raise anything, and a width may be beyond the memory
@@ -71,7 +76,7 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
         "results_version": RESULTS_VERSION,
         "norm": spec.name,
         "norm_params": without_later("norm", spec.resolved_params),
-        "norm_source": _plugin_source(spec.name),
+        "norm_source": norm_source(spec.name),
         "backend": spec.backend_used,
         "placement": placement,
         "sites": sites,
@@ -101,15 +106,25 @@ def slug(text: str, limit: int = 60) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:limit] or "x"
 
 
-def _plugin_source(name: str) -> str | None:
-    """Return the hash of the file that defines a norm from outside the package."""
+def norm_source(name: str) -> str | None:
+    """Return the hash of the file that defines a norm from outside the package; None for the package's own.
+
+    A class without a file (of a notebook) has its import path instead.
+    """
     cls = norm_info(name).factory
     if cls is None or cls.__module__.split(".")[0] == "rmsrepro":
         return None
-    try:
-        file = inspect.getsourcefile(cls)
-    except TypeError:
-        file = None
+    file = norm_file(name)
     if file is None:
         return f"{cls.__module__}.{cls.__qualname__}"
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def norm_file(name: str) -> Path | None:
+    """Return the file that defines a norm from outside the package, if there is one."""
+    cls = norm_info(name).factory
+    try:
+        file = None if cls is None else inspect.getsourcefile(cls)
+    except TypeError:
+        file = None
+    return None if file is None else Path(file)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 _QUIET_S = 20.0
 
@@ -57,13 +58,13 @@ class Bar:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1, no_wrap=True)),
             TextColumn("{task.fields[losses]}"),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task(title, total=total, losses="")
+        self._task = self._progress.add_task(_shortened(title, console.width), total=total, losses="")
         self._values: dict[str, Any] = {}
 
     def __enter__(self) -> Bar:
@@ -77,7 +78,7 @@ class Bar:
 
     def update(self, step: int, values: Mapping[str, Any], *, more: bool = False) -> None:
         self._values.update(values)
-        self._progress.update(self._task, completed=step, losses=_losses(self._values))
+        self._progress.update(self._task, completed=step, losses=_losses(self._values, short=True))
 
 
 class Lines:
@@ -116,6 +117,18 @@ def progress_view(console: Console, title: str, total: int, *, enabled: bool) ->
     return Bar(console, title, total) if console.is_terminal else Lines(console, total)
 
 
-def _losses(values: Mapping[str, Any]) -> str:
+def _losses(values: Mapping[str, Any], *, short: bool = False) -> str:
     names = [name for name in ("train_loss", "val_loss") if name in values]
-    return "  ".join(f"{name} {values[name]:.4f}" for name in names)
+    said = {name: name.removesuffix("_loss") if short else name for name in names}
+    return "  ".join(f"{said[name]} {values[name]:.4f}" for name in names)
+
+
+_BESIDE_TITLE = 60
+"""Columns of a bar's numbers at their longest, and of a bar that can be seen."""
+
+
+def _shortened(title: str, width: int) -> str:
+    """Return a run id with its middle left out where the numbers beside it would lack room."""
+    room = max(12, width - _BESIDE_TITLE)
+    # The seed and the hash at its end tell runs apart.
+    return title if len(title) <= room else f"{title[: room // 3]}…{title[-(room - room // 3 - 1) :]}"

@@ -147,7 +147,9 @@ def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
         raise UserError(str(error)) from error
     for job in open_jobs:
         job.config = replace(job.config, backend=Backend(backend))
-    notes.append(f"backend=auto: all jobs use {backend}, the fastest that all their norms have")
+    some = len(open_jobs) < len(jobs)
+    who = f"{len(open_jobs)} of {len(jobs)} jobs" if some else "all jobs"
+    notes.append(f"backend=auto: {who} use {backend}, the fastest that all their norms have")
 
 
 def _identify(job: Job, fingerprints: dict[str, str]) -> None:
@@ -185,7 +187,8 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
         if job.error is not None:
             record_failure(job.config, job.run_id, UserError(job.error))
             job.status = "failed"
-            console.print(f"failed: {job.text}\n  {job.error}", highlight=False, markup=False, soft_wrap=True)
+            # The reason stands in the summary, where all that failed is named.
+            console.print(f"failed: {job.text}", highlight=False, markup=False, soft_wrap=True)
             if options.on_error == "stop":
                 return plan.jobs
     todo = plan.todo

@@ -15,13 +15,13 @@ from rmsrepro.config.overrides import override_text
 from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
-from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
+from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint, tell_changed_norm
 from rmsrepro.runs.execution import Run
 from rmsrepro.runs.files import Locked, lock
 from rmsrepro.runs.identity import Identity, check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.progress import speaker
-from rmsrepro.runs.result import RunResult, finished_result, runs_dir
+from rmsrepro.runs.result import RunResult, finished_result, flags, runs_dir
 from rmsrepro.tasks import normalisation
 
 
@@ -116,6 +116,10 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
         return RunResult(parent.run_id, parent.path.parent.parent, "completed", skipped=True)
     existed = folder.exists()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if parent is not None:
+        tell_changed_norm(parent)
+    for flag in flags(config):
+        say(f"note: {flag}")
     try:
         with lock(folder / "lock.json"), handling_signals() as interruption:
             done = finished_result(folder)

@@ -12,6 +12,11 @@ from rich.text import Text
 
 Row = Mapping[str, Any]
 
+MOST_IN_A_LINE = 32
+"""Characters of a line of an arm's name: with the numbers beside it, it is 80 at most."""
+MOST_BESIDE_COUNTS = 18
+"""The same in a table that counts bytes."""
+
 
 def print_bench(result: Row, screen: Console) -> None:
     """Print the tables of a bench, and what is to be known of them."""
@@ -57,7 +62,7 @@ def cell_table(result: Row, cell: str) -> RenderableType:
         table.add_column("of copy", justify="right", no_wrap=True)
     for arm in arms:
         row = compared.get(arm["arm"])
-        cells: list[str | Text] = [Text(str(arm["arm"])), _seconds(arm.get("median_s"))]
+        cells: list[str | Text] = [Text(_name(arm["arm"], counted)), _seconds(arm.get("median_s"))]
         if row is not None:
             low, high = row["time_reduction_ci"]
             saved = f"{row['time_reduction_pct']:.1f} % [{low:.1f}, {high:.1f}]"
@@ -82,6 +87,13 @@ def _extra(row: Row) -> str:
         f"{row['arm']}: {row['ratio']:.3f} times {row['baseline']}, "
         f"{1000 * row['difference_s']:+.3f} ms a step [{low:.3f}, {high:.3f}]"
     )
+
+
+def _name(arm: str, counted: bool) -> str:
+    # Imported here: the report brings its plotting library along.
+    from rmsrepro.report.formatting import folded
+
+    return folded(arm, MOST_BESIDE_COUNTS if counted else MOST_IN_A_LINE)
 
 
 def _seconds(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from rmsrepro.verbs.common import show
 
 if TYPE_CHECKING:
     from rmsrepro.norms.card import Card, Subject
@@ -26,10 +29,7 @@ def print_card(card: Card, screen: Console) -> None:
         *_section("eps", *_eps(card)),
         Text(""),
     ]
-    with screen.capture() as printed:
-        screen.print(Group(*parts), width=min(screen.width, 100))
-    # Tables fill their lines with blanks, which nobody wants in a file.
-    screen.file.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+    show(Group(*parts), screen, min(screen.width, 100))
 
 
 def _section(title: str, *content: RenderableType | None) -> list[RenderableType]:
@@ -62,9 +62,17 @@ _SHORT = {"pass": "pass", "fail": "FAIL", "not applicable": "n/a"}
 
 def _checks(card: Card) -> RenderableType:
     table = _grid(2)
-    for name, check in card.checks.items():
-        status = check.status.value
-        table.add_row(Text(_SHORT[status], style=_STYLES[status]), Text(name), Text(check.text))
+    said: dict[str, str] = {}
+    # What is overwritten explains every error of autograd below it.
+    overwrites = [name for name in ("in_place",) if name in card.failed]
+    for name in dict.fromkeys([*overwrites, *card.checks]):
+        check = card.checks[name]
+        status, text = check.status.value, check.text.partition(" Hint: ")[0]
+        if name in card.failed:
+            # One error of torch comes with other tensors and other numbers in each check.
+            first = said.setdefault(re.sub(r"\w+Tensor|\d+", "", text), name)
+            text = text if first == name else f"as {first}"
+        table.add_row(Text(_SHORT[status], style=_STYLES[status]), Text(name), Text(text))
     return table
 
 
@@ -180,8 +188,9 @@ def _eps(card: Card) -> list[RenderableType]:
     eps = card.eps
     if "text" in eps:
         return [Text(eps["text"])]
+    # A user's eps may be None, which leaves it to the norm.
     setting = " ".join(
-        f"{value:g}" if isinstance(value, float) else value for value in eps["setting"].values()
+        f"{value:g}" if isinstance(value, float) else str(value) for value in eps["setting"].values()
     )
     partings = {
         f"{setting} and 0 (this setting and none)": eps["short_of_zero_eps_below"],

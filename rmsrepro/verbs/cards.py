@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, check_single
+from rmsrepro.config.overrides import Override, check_single, override_text, take, unquote
 from rmsrepro.verbs.card_text import head, print_card
 from rmsrepro.verbs.common import composer, console, say, take_options
 
@@ -33,7 +35,7 @@ def check_norm(overrides: list[Override]) -> int:
     from rmsrepro.norms.card.card import card_path
     from rmsrepro.runs.files import to_json, write_atomic
 
-    path = card_path(Path(options.out_dir).expanduser(), subject.name)
+    path = card_path(Path(options.out_dir).expanduser(), card_name(rest, subject.spec.params))
     screen = console()
     if options.show:
         screen.print(head(subject))
@@ -53,8 +55,20 @@ def check_norm(overrides: list[Override]) -> int:
     print_card(card, screen)
     say(f"card: {path}")
     if card.failed:
-        say(f"failed: {', '.join(card.failed)}", stderr=True)
+        failed = f"failed: {', '.join(card.failed)}"
+        say(textwrap.fill(failed, 80, subsequent_indent="  "), stderr=True)
     return 1 if card.failed else 0
+
+
+def card_name(overrides: Sequence[Override], params: Mapping[str, Any]) -> str:
+    """Return what a card's file is named by: the norm as it was chosen, and the parameters that were given.
+
+    A file of ./conf/norm goes by its own name: several of them may hold one norm.
+    """
+    chosen, _ = take(overrides, "norm")
+    given = {item.key.removeprefix("norm.") for item in overrides if item.key.startswith("norm.")}
+    parts = [f"{key}_{override_text(params[key])}" for key in sorted(given) if key in params]
+    return "-".join([unquote(chosen or ""), *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
 
 
 def _subject(options: CheckNormVerb, overrides: Sequence[Override]) -> Subject:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from rmsrepro.config.compose import Composer
 from rmsrepro.config.errors import UserError, first_line, nearest
@@ -33,6 +33,14 @@ def console(*, stderr: bool = False) -> Console:
 def say(text: str, *, stderr: bool = False) -> None:
     """Print plain text as it is: no markup, no wrapping in the middle of a path."""
     console(stderr=stderr).print(text, markup=False, soft_wrap=True)
+
+
+def show(content: RenderableType, screen: Console, width: int | None = None) -> None:
+    """Print a table without the blanks that fill its lines, which nobody wants in a file."""
+    with screen.capture() as printed:
+        screen.print(content, width=width)
+    screen.file.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+    screen.file.flush()
 
 
 def take_options(kind: type[T], overrides: Sequence[Override]) -> tuple[T, list[Override]]:

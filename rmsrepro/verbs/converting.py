@@ -24,15 +24,16 @@ class ConvertVerb:
 
 def convert(overrides: list[Override]) -> int:
     """Write the checkpoint of an equal model with another norm."""
-    from rmsrepro.runs.checkpoints import load_checkpoint
-    from rmsrepro.runs.comparison import NotEqual
-    from rmsrepro.runs.conversion import convert_checkpoint
-
     options = only_options(ConvertVerb, overrides, "convert")
     if options.ckpt is None:
         raise UserError("convert needs ckpt=RUN, a run's folder or a .ckpt file of a LayerNorm Transformer")
     if not options.out_dir.strip():
         raise UserError("out_dir='': expected a folder")
+    # Not before the command is known to be right: importing torch takes seconds.
+    from rmsrepro.runs.checkpoints import load_checkpoint
+    from rmsrepro.runs.comparison import NotEqual
+    from rmsrepro.runs.conversion import convert_checkpoint
+
     source = load_checkpoint(options.ckpt)
     try:
         done = convert_checkpoint(source, options.to, Path(options.out_dir).expanduser())
@@ -44,8 +45,8 @@ def convert(overrides: list[Override]) -> int:
     found = done.comparison
     say(f"{source.run_id} at step {source.step}: {source.config.norm['name']} to {options.to}")
     say(
-        f"largest difference of logits (up to {found.logits:.3g}): {found.float64.largest:.2g} in float64, "
-        f"{found.float32.largest:.2g} in float32, where the original's own rounding is {found.rounding:.2g}"
+        f"largest difference of logits (up to {found.logits:.3g}): {found.float64.largest:.2g} in float64,\n"
+        f"  {found.float32.largest:.2g} in float32, where the original's own rounding is {found.rounding:.2g}"
     )
     if done.existed:
         say("it is there already, and the same: nothing was written")

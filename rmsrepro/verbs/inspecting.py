@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.overrides import Override, check_single
+from rmsrepro.config.overrides import Override, check_single, override_text
 from rmsrepro.norms.targets import GivenNorm, load_model
 from rmsrepro.verbs.common import composer, console, open_plugins, say, take_options
 
@@ -138,11 +138,10 @@ def print_inspection(
     """Print the layers, one line for those that are alike, then what deserves attention."""
     width = min(screen.width, 100)
     lines = [_head(found), *(["", *layer_lines(found.layers, width)] if found.layers else [])]
-    if notable:
-        lines += ["", "Worth knowing:", *_items(notable, width)]
-    lines += [f"note: {note}" for note in found.notes]
     if spec is not None:
-        wanted = " ".join([spec.name, *(f"norm.{key}={value}" for key, value in spec.params.items())])
+        wanted = " ".join(
+            [spec.name, *(f"norm.{key}={override_text(value)}" for key, value in spec.params.items())]
+        )
         if mismatches:
             lines += ["", f"Not as with norm={wanted}:", *_items(mismatches, width)]
         elif found.layers or found.calls:
@@ -150,6 +149,9 @@ def print_inspection(
         else:
             weights = "; the weights were not looked at" if spec.scope == "weight" else ""
             lines += ["", f"Nothing is normalised, as with norm={wanted}{weights}."]
+    if notable:
+        lines += ["", "Worth knowing:", *_items(notable, width)]
+    lines += [f"note: {note}" for note in found.notes]
     for line in [*lines, ""]:
         style = next((style for start, style in _STYLES.items() if line.startswith(start)), "")
         screen.print(Text(line, style=style), soft_wrap=True)

@@ -12,8 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, take, unquote
-from rmsrepro.verbs.common import console, find_norm, known_norms, open_plugins, say
+from rmsrepro.config.overrides import Override, check_single, take, unquote
+from rmsrepro.config.paths import own_files, packaged_conf_dir
+from rmsrepro.verbs.common import (
+    composer,
+    console,
+    find_norm,
+    known_norms,
+    open_plugins,
+    read_keys,
+    say,
+    show,
+)
 
 if typing.TYPE_CHECKING:
     from rmsrepro.norms import NormInfo
@@ -29,7 +39,7 @@ def norms(overrides: list[Override]) -> int:
         raise UserError(f"{rest[0].text}: norms takes plugins=[module,...] and norm=NAME only")
     open_plugins(overrides)
     if chosen is not None:
-        _tell(find_norm(unquote(chosen), f"norm={unquote(chosen)}"))
+        _tell_chosen(unquote(chosen), overrides)
         return 0
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
@@ -40,13 +50,36 @@ def norms(overrides: list[Override]) -> int:
         given = "  ".join(f"{key}={value}" for key, value, *_ in _parameters(info.params_class))
         if given:
             table.add_row("", Text(given, style="dim"))
-    console().print(table)
+    for file in own_files("norm"):
+        # One of the name of a built-in file is not read.
+        if not (packaged_conf_dir() / "norm" / file.name).is_file():
+            named = str(read_keys(file).get("name", "it names no norm"))
+            table.add_row(Text(file.stem, style="bold"), Text(f"conf/norm/{file.name}: {named}"))
+    show(table, console())
     say("all about one: rmsrepro norms norm=NAME    measured: rmsrepro check-norm NAME")
     return 0
 
 
-def _tell(info: NormInfo) -> None:
-    """Print one norm: what it is, from where, and a line for each parameter."""
+def _tell_chosen(name: str, overrides: list[Override]) -> None:
+    """Print a norm, or the norm of a file of ./conf/norm with the values there."""
+    from rmsrepro.config.compose import to_train_config
+    from rmsrepro.norms import list_norms
+    from rmsrepro.norms.given import check_norm_parameters
+
+    if name in list_norms() or name not in {file.stem for file in own_files("norm")}:
+        _tell(find_norm(name, f"norm={name}"))
+        return
+    check_single(overrides, "norms tells of one norm", "; ask once for each")
+    with composer(overrides) as opened:
+        config = to_train_config(opened.raw(overrides))
+    check_norm_parameters([config])
+    given = dict(config.norm)
+    say(f"{name}: conf/norm/{name}.yaml")
+    _tell(find_norm(given.pop("name"), f"norm={name}"), given)
+
+
+def _tell(info: NormInfo, given: typing.Mapping[str, Any] | None = None) -> None:
+    """Print one norm: what it is, from where, and a line for each parameter, its default or what is given."""
     say(f"{info.name}: {info.summary}" if info.summary else info.name)
     over = "entries over all positions (takes a mask)" if info.takes_mask else "rows of the last dimension"
     facts = {
@@ -61,10 +94,11 @@ def _tell(info: NormInfo) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     rows = _parameters(info.params_class)
-    for key, value, kind, told in rows:
+    for key, default, kind, told in rows:
+        value = _typed(given[key]) if given and key in given else default
         table.add_row(Text(f"  norm.{key}={value}"), Text(kind), Text(told))
     if rows:
-        console().print(table)
+        show(table, console())
 
 
 def _parameters(params_class: type[Any]) -> list[tuple[str, str, str, str]]:

@@ -59,6 +59,7 @@ def report(overrides: list[Override]) -> int:
 def reproduce(overrides: list[Override]) -> int:
     """A study's runs, its timing, the page and the scorecard."""
     from rmsrepro.report import build_report, print_scorecard
+    from rmsrepro.report.formatting import count
     from rmsrepro.verbs.studies import load_study, restricted
     from rmsrepro.verbs.training import SweepVerb, refuse_options_of_sweep, sweep_jobs
 
@@ -67,7 +68,8 @@ def reproduce(overrides: list[Override]) -> int:
     if name is None:
         raise UserError("reproduce needs a study: rmsrepro reproduce study=smoke (a minute) or study=quick")
     study, extra = restricted(load_study(unquote(name)), rest)
-    say(f"== {study.title or study.name}: {len(study.cells())} cells, {len(study.seeds)} seeds")
+    sizes = f"{count(len(study.cells()), 'cell')}, {count(len(study.seeds), 'seed')}"
+    say(f"== {study.title or study.name}: {sizes}")
     timings = _timings(study, extra)  # composed before anything runs: a mistake in them shows now
     # How to time says nothing to the runs.
     shared = [item for item in extra if not item.key.startswith("bench.")]

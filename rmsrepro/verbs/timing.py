@@ -26,6 +26,8 @@ def bench(overrides: list[Override]) -> int:
             say(f"bench=layer times norms by themselves; not looked at: {', '.join(ignored)}", stderr=True)
         result = run_prepared_bench(prepared)
     except BenchFailed as error:
+        if error.known_before:
+            raise UserError(str(error)) from error
         say(f"failed: {error}", stderr=True)
         return 1
     print_bench(result.result, console())
@@ -130,6 +132,7 @@ def run_prepared_bench(prepared: PreparedBench) -> Any:
         BenchFailed: it gave no result.
     """
     from rmsrepro.bench import BenchError, run_bench
+    from rmsrepro.bench.runner import NothingToCompare
 
     settings, base, norms = prepared.settings, prepared.base, prepared.norms
     screen = console(stderr=True)
@@ -141,7 +144,7 @@ def run_prepared_bench(prepared: PreparedBench) -> Any:
                 )
         return run_bench(settings, base=base, norms=norms, on_progress=lambda line: say(line, stderr=True))
     except BenchError as error:
-        raise BenchFailed(str(error)) from error
+        raise BenchFailed(str(error), known_before=isinstance(error, NothingToCompare)) from error
 
 
 _FOLLOWS = {
@@ -154,6 +157,11 @@ _FOLLOWS = {
 
 class BenchFailed(RuntimeError):
     """A bench that gave no result; the message says why."""
+
+    def __init__(self, message: str, *, known_before: bool = False) -> None:
+        super().__init__(message)
+        self.known_before = known_before
+        """Whether the command could not have given one: nothing was measured."""
 
 
 def _values(key: str, text: str) -> list[str]:

@@ -177,15 +177,31 @@ def _last_wins(job: Sequence[Override]) -> list[Override]:
     return list(merged.values())
 
 
+_TOLD_BY_ID = ("task", "data", "model", "norm", "seed")
+
+
 def _list_jobs(jobs: Sequence[object]) -> None:
     from rmsrepro.runs.estimate import estimate_seconds
     from rmsrepro.runs.sweep import Job
 
     total, unknown = 0.0, 0
-    for job in jobs:
+    known = [
+        {
+            item.key: item.text
+            for item in job.overrides
+            if item.key not in _TOLD_BY_ID
+            # What its norm lacks was dropped from the job.
+            and (not item.key.startswith("norm.") or item.key.removeprefix("norm.") in job.config.norm)
+        }
+        for job in jobs
+        if isinstance(job, Job)
+    ]
+    for job, own in zip(jobs, known, strict=True):
         assert isinstance(job, Job)
+        # The id tells all other settings by a hash only.
+        apart = [text for key, text in own.items() if any(other.get(key) != text for other in known)]
         state = "invalid" if job.error else f"skip ({job.status})" if job.skipped else "run"
-        say(f"  {state:<16} {job.run_id}")
+        say(f"  {state:<16} {job.run_id}  {' '.join(apart)}".rstrip())
         if job.error:
             say(f"    {job.error}")
         elif not job.skipped:

@@ -302,3 +302,11 @@ def test_the_newest_complete_bench_of_a_key_is_found(tmp_path: Path) -> None:
     (tmp_path / "bench" / "damaged" / "result.json").write_text("{")
     assert find_reusable(tmp_path, "k") == newest
     assert find_reusable(tmp_path, "unknown") is None
+
+
+def test_a_users_module_is_not_blamed_on_its_parameters() -> None:
+    norms = [{"name": name, "params": {}, "backend": "torch"} for name in ("torch.nn:LayerNorm", "prmsnorm")]
+    arms, _ = arrange_arms(norms)
+    reasons = {arm.norm: arm.unavailable for arm in arms}
+    assert str(reasons["torch.nn:LayerNorm"]).startswith("backend=torch cannot run torch.nn:LayerNorm: ")
+    assert str(reasons["prmsnorm"]).startswith("backend=torch cannot run prmsnorm with these parameters: ")

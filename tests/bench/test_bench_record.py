@@ -110,7 +110,7 @@ def test_an_arm_that_failed_in_one_process_is_shown_and_not_ranked() -> None:
     processes = [process(0), process(1, failed={"rmsnorm/composite": "the loss is nan"}), process(2)]
     found = tables({**QUIET, "rmsnorm/composite": [0.9, 1.8, 3.6]}, RMSNORM, processes=processes)
     row = found.arms()[1]
-    assert (row["status"], row["reason"]) == ("failed", "process 1: the loss is nan")
+    assert (row["status"], row["reason"]) == ("failed", "process 2: the loss is nan")
     assert row["median_s"] == pytest.approx(1.8)
     assert found.comparisons() == []
 
@@ -192,7 +192,7 @@ def test_remarks_of_processes_are_gathered() -> None:
         process(number, flags={"rmsnorm/composite": ["odd"]} if number else {}) for number in range(3)
     ]
     found = tables({**QUIET, "rmsnorm/composite": [0.9, 1.8, 3.6]}, RMSNORM, processes=processes)
-    assert found.comparisons()[0]["flags"] == ["odd (process 1, 2)"]
+    assert found.comparisons()[0]["flags"] == ["odd (process 2, 3)"]
 
 
 def test_samples_csv_is_in_long_form() -> None:

@@ -6,7 +6,7 @@ import math
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rmsrepro.bench import BenchError, BenchResult, bench_key, find_reusable, ru
 from rmsrepro.bench import measuring as measuring_module
 from rmsrepro.bench import runner as runner_module
 from rmsrepro.bench.processes import ProcessFailed
+from rmsrepro.bench.runner import NothingToCompare
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.resolve import resolve
@@ -264,7 +265,11 @@ Outcomes = list[dict[str, Any] | BaseException]
 
 
 def bench_with(
-    monkeypatch: pytest.MonkeyPatch, out_dir: Path, processes: Outcomes, pilots: Outcomes | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    out_dir: Path,
+    processes: Outcomes,
+    pilots: Outcomes | None = None,
+    norms: Sequence[str] = ("rmsnorm",),
 ) -> tuple[BenchResult, list[dict[str, Any]]]:
     specs: list[dict[str, Any]] = []
     pilots = [outcome(-1)] if pilots is None else list(pilots)
@@ -278,8 +283,8 @@ def bench_with(
 
     monkeypatch.setattr(measuring_module, "run_worker", stand_in)
     config = BenchConfig(processes=len(processes), num_batches=1, budget_s=1)
-    norms = [{"name": "rmsnorm", "params": {}, "backend": "composite"}]
-    return run_bench(config, base=base(out_dir), norms=norms), specs
+    arms = [{"name": name, "params": {}, "backend": "composite"} for name in norms]
+    return run_bench(config, base=base(out_dir), norms=arms), specs
 
 
 def test_the_pilot_decides_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -304,22 +309,20 @@ def test_the_pilot_is_tried_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_nothing_is_measured_where_no_arm_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pilot = outcome(-1, {"layernorm/composite": "wrong", "rmsnorm/composite": "wrong too"})
+    pilot = outcome(-1, {"layernorm/composite": "wrong"})
     pilot["cells"][CELL]["pilot"] = None
-    found, specs = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)], [pilot])
+    found, specs = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)], [pilot], ["layernorm"])
     assert [spec["process"] for spec in specs] == [-1]
     assert found.result["status"] == "incomplete"
-    assert [(row["status"], row["reason"]) for row in found.result["arms"]] == [
-        ("failed", "pilot: wrong"),
-        ("failed", "pilot: wrong too"),
-    ]
+    assert [(row["status"], row["reason"]) for row in found.result["arms"]] == [("failed", "pilot: wrong")]
 
 
 def test_an_arm_that_fails_in_the_pilot_is_not_ranked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pilot = outcome(-1, {"rmsnorm/composite": "off by 90 eps"})
-    found, _ = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)], [pilot])
+    norms = ["rmsnorm", "prmsnorm"]
+    found, _ = bench_with(monkeypatch, tmp_path, [outcome(0), outcome(1)], [pilot], norms)
     assert found.result["comparisons"] == []
     assert found.result["arms"][1]["reason"] == "pilot: off by 90 eps"
     assert "rmsnorm/composite: pilot: off by 90 eps" in found.result["flags"]
@@ -330,7 +333,7 @@ def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatc
     (row,) = found.result["comparisons"]
     assert row["ratio"] == pytest.approx(0.8)
     assert row["n_processes"] == 2
-    assert "process 0 failed: it fell over" in found.result["flags"]
+    assert "process 1 failed: it fell over" in found.result["flags"]
     assert found.result["processes"][-1] == {"process": 0, "error": "it fell over"}
     assert len(specs) == 4
 
@@ -338,14 +341,46 @@ def test_the_rest_is_written_when_a_process_fails(monkeypatch: pytest.MonkeyPatc
 def test_fewer_than_two_results_are_an_error_that_names_the_failures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(BenchError, match=r"only 1 of 2 measuring processes .* process 1: it fell over"):
+    with pytest.raises(BenchError, match=r"only 1 of 2 measuring processes .* process 2: it fell over"):
         bench_with(monkeypatch, tmp_path, [outcome(0), ProcessFailed("it fell over")])
     assert not (tmp_path / "bench").exists()
 
 
+def test_a_bench_ends_after_the_pilot_when_only_baselines_are_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pilot = outcome(-1, {"rmsnorm/composite": "its first step failed: RuntimeError: no"})
+    pilot["cells"][CELL]["pilot"] = None
+    processes: Outcomes = [AssertionError("there was another process")] * 2
+    with pytest.raises(
+        BenchError, match=r"nothing is left .* pilot\. rmsnorm/composite: its first step failed"
+    ):
+        bench_with(monkeypatch, tmp_path, processes, [pilot])
+    assert not (tmp_path / "bench").exists()
+
+
+@pytest.mark.parametrize(
+    ("norms", "reason"),
+    [
+        ([("batchnorm", "composite")], "tokens to come"),
+        ([("batchnorm", "composite"), ("prmsnorm", "torch")], "torch has no function"),
+    ],
+)
+def test_nothing_is_measured_where_only_baselines_could_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, norms: list[tuple[str, str]], reason: str
+) -> None:
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("it measured")
+
+    monkeypatch.setattr(runner_module, "measure", never)
+    given = [{"name": name, "params": {}, "backend": backend} for name, backend in norms]
+    with pytest.raises(NothingToCompare, match=reason):
+        run_bench(CONFIG, base=base(tmp_path), norms=given)
+
+
 def test_two_failures_at_the_start_end_the_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken: list[dict[str, Any] | BaseException] = [ProcessFailed(f"broken {number}") for number in range(8)]
-    with pytest.raises(BenchError, match=r"only 0 of 8 .* process 0: broken 0; process 1: broken 1$"):
+    with pytest.raises(BenchError, match=r"only 0 of 8 .* process 1: broken 0; process 2: broken 1$"):
         bench_with(monkeypatch, tmp_path, broken)
 
 

@@ -196,9 +196,10 @@ def test_all_arms_do_the_same_number_of_steps() -> None:
 def test_a_broken_arm_is_named_and_the_others_are_measured(step: dict[str, float], reason: str) -> None:
     time = FakeTime()
     label = "broken/composite"
-    outcome = session(time, {label: FakeStep(time, 0.01, **step)}, contestant(label))  # type: ignore[arg-type]
+    steps = {label: FakeStep(time, 0.01, **step), "sound": FakeStep(time, 0.01)}  # type: ignore[arg-type]
+    outcome = session(time, steps, contestant(label), contestant("sound"))
     assert outcome.failed == {label: reason}
-    assert {sample.arm for sample in outcome.samples} == set(BASELINE.twins)
+    assert {sample.arm for sample in outcome.samples} == {*BASELINE.twins, "sound"}
 
 
 @pytest.mark.parametrize("error", [ValueError("no such width"), BackendUnavailable("not on this device")])
@@ -266,3 +267,12 @@ def test_twins_that_compute_different_things_are_no_baseline() -> None:
     outcome = session(time, {BASELINE.twins[1]: FakeStep(time, 0.01, loss=5.5)})
     assert outcome.failed == {BASELINE.label: "its twins disagree: first losses 5 and 5.5"}
     assert outcome.samples == []
+
+
+def test_baselines_alone_are_not_measured_on() -> None:
+    time = FakeTime()
+    steps = {name: FakeStep(time, 1.0) for name in BASELINE.twins} | {"a": FakeStep(time, 1.0, fails=True)}
+    found = piloted(time, steps, contestant("a"))
+    assert list(found.failed) == ["a"]
+    assert (found.samples, found.pilot) == ([], None)
+    assert [(steps[name].calls, steps[name].closed) for name in BASELINE.twins] == [(1, 1), (1, 1)]

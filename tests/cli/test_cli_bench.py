@@ -28,6 +28,56 @@ def test_a_bench_without_a_sound_baseline_exits_with_1(
     assert ("incomplete: no baseline" in said.err) is (code == 1)
 
 
+def test_a_bench_that_can_compare_nothing_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "norm=batchnorm", "model=gru"]) == 2
+    said = capsys.readouterr()
+    assert "nothing to compare" in said.err
+    assert "batchnorm/composite: norm=batchnorm: its statistics would see the tokens to come" in said.err
+
+
+def test_the_table_fits_80_columns_and_its_doubts_stand_below_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doubts = ["A/A: two equal arms differ by +9.9 %", "within the noise", "other load: unknown, it says"]
+    row = {
+        "ratio": 1.123,
+        "time_reduction_pct": -12.3,
+        "time_reduction_ci": [-110.4, 110.2],
+        "trusted": False,
+        "flags": doubts,
+        "n_processes": 2,
+        "n_rounds": 8,
+    }
+    names = ["examples.huber_like:HuberLikeNormOfMine/composite", "hubernorm/composite"]
+    arm = {"level": "step", "device": "cpu", "threads": 1, "median_s": 0.0123}
+    result = {
+        "status": "completed",
+        "comparisons": [row | {"arm": name} for name in names],
+        "arms": [arm | {"arm": name} for name in names],
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(
+        timing, "prepare_bench", lambda overrides: SimpleNamespace(settings=SimpleNamespace(name="step"))
+    )
+    monkeypatch.setattr(
+        timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
+    )
+    assert timing.bench([]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "step: cpu, 1 thread, 2 processes, 8 rounds"
+    assert lines[1].split() == ["arm", "time", "ratio", "time", "saved", "(95", "%)"]
+    numbers = "12.3 ms  1.123  -12.3 % [-110.4, 110.2] ?"
+    assert lines[2].split() == ["examples.huber_like:", *numbers.split()]
+    assert lines[3] == "HuberLikeNormOfMine/composite"
+    assert lines[4].split() == ["hubernorm/composite", *numbers.split()]
+    assert lines[5:] == [
+        "? 2 of 2 comparisons are not trusted: A/A (2)",
+        "unknown, the system does not tell: other load",
+        "records: there",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
 # ------------------------------------------------------------------------------------ bench=layer
 
 QUICK = (

@@ -42,6 +42,12 @@ class Sound(nn.Module):
         return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight).to(x.dtype)
 
 
+class Overwriting(Sound):
+    def forward(self, x):
+        x /= (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return x * self.weight
+
+
 @register_norm("careless", summary="fp32 out, and in place")
 class Careless(Sound):
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
@@ -147,7 +153,7 @@ def test_parameters_backend_and_folder(cli: Run) -> None:
     arguments = ["norm.eps=1e-3", "norm.bias=true", "dim=16", "out_dir=some where/else"]
     ran = cli("check-norm", "norm=prmsnorm", "norm.p=0.5", *arguments)
     assert ran.code == 0, ran.out
-    card = card_of("prmsnorm", "some where/else")
+    card = card_of("prmsnorm-bias_true-eps_0.001-p_0.5", "some where/else")
     assert (card["params"]["eps"], card["params"]["p"], card["params"]["bias"]) == (1e-3, 0.5, True)
     assert card["dim"] == 16
     assert card["flags"] == ["prmsnorm: k=8 of 16 entries; below 16 the estimate is heavy-tailed"]
@@ -177,7 +183,7 @@ def test_weightnorm_goes_through_its_linear_map(cli: Run) -> None:
 def test_a_norm_of_ones_own(cli: Run, module: str) -> None:
     ran = cli("check-norm", f"{module}:Sound", "norm.eps=1e-6", "dim=16")
     assert ran.code == 0, ran.out
-    card = card_of("carded_norms.Sound")
+    card = card_of("carded_norms.Sound-eps_1e-06")
     assert (card["name"], card["source"]) == ("carded_norms:Sound", "carded_norms:Sound")
     assert card["params"] == {"eps": 1e-6, "broken": False}
     assert [name for name, held in card["invariances"].items() if held] == [
@@ -204,12 +210,38 @@ def test_failures_are_named_and_the_card_is_written(cli: Run, module: str) -> No
     assert card["status"] == "fail"
 
 
+def test_a_card_is_named_by_what_was_chosen(cli: Run, module: str) -> None:
+    Path("conf/norm").mkdir(parents=True)
+    Path("conf/norm/carded_file.yaml").write_text(f"name: {module}:Sound\neps: 1e-3\n")
+    for arguments, name in (
+        (["rmsnorm"], "rmsnorm"),
+        ([f"{module}:Sound"], f"{module}.Sound"),
+        (["carded_file"], "carded_file"),
+        (["carded_file", "norm.eps=0.50"], "carded_file-eps_0.5"),
+        (["rmsnorm", "norm.eps_position=outside"], "rmsnorm-eps_position_outside"),
+    ):
+        ran = cli("check-norm", *arguments, "show=true")
+        assert ran.out.endswith(f"card: outputs/cards/{name}.json\n"), ran.err
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_reason_is_printed_once_and_what_explains_it_first(cli: Run, module: str) -> None:
+    ran = cli("check-norm", f"{module}:Overwriting", "dim=16")
+    checks = ran.out.split("Checks")[1].split("The paper's table 1:")[0]
+    assert ran.code == 1
+    assert checks.splitlines()[1].startswith("  FAIL  in_place ")
+    assert checks.count("a leaf Variable") == 1
+    assert "FAIL  gradcheck            as agreement_fp32" in checks
+    assert "Hint" not in ran.out
+    assert max(map(len, ran.err.splitlines())) <= 80
+
+
 def test_show_measures_nothing(cli: Run) -> None:
     ran = cli("check-norm", "prmsnorm", "norm.variant=authors_torch", "show=true")
     assert ran.code == 0
     assert "eps=1e-08 eps_position=outside" in ran.out
     assert "k_rule=floor" in ran.out
-    assert ran.out.endswith("card: outputs/cards/prmsnorm.json\n")
+    assert ran.out.endswith("card: outputs/cards/prmsnorm-variant_authors_torch.json\n")
     assert tree() == set()
 
 

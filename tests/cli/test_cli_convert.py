@@ -111,6 +111,34 @@ def test_a_folder_with_another_content_stays(cli: Run, layernorm: Trained, damag
     assert tree() == before
 
 
+@pytest.mark.parametrize("verb", ["convert", "eval", "sample"])
+@pytest.mark.parametrize("damage", ["missing", "extra", "shape", "none"])
+def test_weights_that_do_not_fit_are_named(
+    cli: Run, layernorm: Trained, tmp_path: Path, verb: str, damage: str
+) -> None:
+    content = torch.load(layernorm.path / "checkpoints" / "last.ckpt", weights_only=True)
+    weights = content["state_dict"]
+    name = next(name for name in weights if name.endswith("up.weight"))
+    if damage == "missing":
+        del weights[name]
+    elif damage == "extra":
+        weights["model.more"] = torch.zeros(3)
+    elif damage == "shape":
+        weights[name] = weights[name][:2]
+    else:
+        del content["state_dict"]
+    torch.save(content, tmp_path / "damaged.ckpt")
+    before = tree(Path.cwd())
+    ran = cli(verb, f"ckpt={tmp_path / 'damaged.ckpt'}")
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    expected = "it holds no weights" if damage == "none" else "its weights do not fit the model"
+    assert expected in ran.err
+    if damage != "none":
+        assert ("model.more" if damage == "extra" else name) in ran.err
+    assert tree(Path.cwd()) == before
+
+
 def test_other_weights_get_another_name(cli: Run, layernorm: Trained) -> None:
     content = torch.load(layernorm.checkpoint)
     content["state_dict"]["model.embedding.token_embedding.weight"][0] += 1

@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import rmsrepro
 from rmsrepro.cli import HELP, OVERVIEW
 from rmsrepro.norms import list_norms
+from tests.cli.running import Ran
 
-Run = Callable[..., "object"]
+Run = Callable[..., Ran]
 VERBS = ["train", "eval", "translate", "sample", "convert", "sweep", "status", "bench", "reproduce", "report"]
 VERBS += ["norms", "check-norm", "inspect"]
 
@@ -56,7 +58,7 @@ def test_version(cli: Run, flag: str) -> None:
 
 def test_help_lines_fit_a_terminal() -> None:
     for text in (OVERVIEW, *HELP.values()):
-        assert max(map(len, text.splitlines())) <= 110
+        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -77,6 +79,13 @@ def test_a_wrong_command_is_refused_before_torch_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[2, 2, 2, 2, 2]", "[]"]
+    code = (
+        "import sys; from rmsrepro.cli import main; "
+        "print([main(['convert', *more]) for more in ([], ['norm=rmsnorm'], ['RUN', 'out_dir='])]); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[2, 2, 2]", "False"]
 
 
 def test_a_reader_that_goes_away_is_no_fault() -> None:
@@ -92,9 +101,26 @@ def test_the_norms_are_listed(cli: Run) -> None:
     for name in list_norms():
         assert name in ran.out
     assert "p=0.0625" in ran.out
+    assert all(line == line.rstrip() for line in ran.out.splitlines())
+    assert cli("norms", "rmsnorm").out == cli("norms", "norm=rmsnorm").out
     one = cli("norms", "norm=rmsnorm")
     assert "variant=paper" in one.out
     assert "paper|authors_torch|authors_tf" in one.out
     assert "layernorm" not in one.out
     assert "takes a mask" in cli("norms", "norm=batchnorm").out
     assert "weights of linear maps" in cli("norms", "norm=weightnorm").out
+
+
+def test_a_file_of_a_norm_is_told_with_its_values(cli: Run) -> None:
+    Path("conf/norm").mkdir(parents=True)
+    Path("conf/norm/wide.yaml").write_text("name: prmsnorm\np: 0.75\n")
+    ran = cli("norms", "wide")
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("wide: conf/norm/wide.yaml\nprmsnorm: ")
+    assert "norm.p=0.75 " in ran.out
+    assert "norm.eps=1e-05 " in ran.out
+    listed = [line.split() for line in cli("norms").out.splitlines()]
+    assert ["wide", "conf/norm/wide.yaml:", "prmsnorm"] in listed
+    Path("conf/norm/worse.yaml").write_text("name: prmsnorm\nq: 1\n")
+    assert "q" in cli("norms", "worse").error
+    assert cli("norms", "wider").code == 2

@@ -304,7 +304,12 @@ def test_processes_of_a_bench_find_the_users_norms(program: Run, module: str) ->
     ("name", "text", "message"),
     [
         ("broken_norms", "1 / 0", "plugins=[broken_norms]: importing it failed: ZeroDivisionError"),
-        ("broken_norms", "import no_such_thing", "no module named 'no_such_thing'"),
+        (
+            "broken_norms",
+            "import no_such_thing",
+            "plugins=[broken_norms]: importing it failed: No module named 'no_such_thing' "
+            "(broken_norms.py, line 1)",
+        ),
         ("broken_norms", "def (", "plugins=[broken_norms]: importing it failed: SyntaxError"),
         ("exiting_norms", "raise SystemExit(0)", "plugins=[exiting_norms]: importing it failed: SystemExit"),
         (

@@ -47,7 +47,7 @@ def page_of(ran: Ran) -> Path:
 def test_a_study_without_timing(cli: Run) -> None:
     ran = cli("reproduce", "study=tiny")
     assert ran.code == 0, ran.err
-    assert "== A tiny study: 1 cells, 2 seeds" in ran.out
+    assert "== A tiny study: 1 cell, 2 seeds" in ran.out
     found = records()
     assert {(record["norm"], record["seed"]) for record in found.values()} == {
         ("layernorm", 1), ("layernorm", 2), ("rmsnorm", 1), ("rmsnorm", 2),

@@ -74,7 +74,7 @@ def test_show_prints_the_config_and_where_it_comes_from(cli: Run) -> None:
     shown = yaml.safe_load(ran.out)
     assert shown["norm"] == {
         "name": "rmsnorm", "eps": 1e-4, "eps_position": "inside", "gain": True, "bias": False,
-        "variant": "paper",
+        "variant": "paper", "casting": "after_gain",
     }  # fmt: skip
     assert (shown["model"]["d_model"], shown["trainer"]["max_steps"]) == (64, 6)
     assert (shown["study"], shown["seed"], shown["out_dir"]) == ("mine", 1, "my ${ folder")

@@ -268,3 +268,8 @@ def test_false_words(word: str) -> None:
 def test_other_words_are_neither(word: str) -> None:
     with pytest.raises(UserError, match=r"^show=.*: expected true or false$"):
         truth("show", word)
+
+
+def test_an_import_string_expands_as_it_was_typed() -> None:
+    [[one], [other]] = expand(overrides("norm=layernorm,odd:BadShape"))
+    assert (one.text, other.text) == ("norm=layernorm", "norm=odd:BadShape")

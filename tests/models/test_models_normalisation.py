@@ -150,3 +150,16 @@ def test_queries_and_keys_count() -> None:
     )
     assert not plain.same_as(normed)
     assert normed.words(plain) == "norm=rmsnorm model.qk_norm=true"
+
+
+def test_parameters_of_a_class_that_was_changed() -> None:
+    blended = Normalisation("blended", {"mix": 0.5, "eps": 1e-5}, None, None)
+    renamed = Normalisation("blended", {"blend": 0.5, "eps": 1e-5}, None, None)
+    assert not blended.same_as(renamed)
+    assert blended.words(renamed) == "norm=blended norm.mix=0.5 (no parameter blend)"
+    assert renamed.words(blended) == "norm=blended norm.blend=0.5 (no parameter mix)"
+    weights, model = build().state_dict(), build()
+    weights._metadata[""][NOTE] = blended.note()
+    model.normalisation = renamed
+    with pytest.raises(UserError, match="the class of the norm blended has other parameters now"):
+        model.load_state_dict(weights)

@@ -149,3 +149,12 @@ def test_state_holds_the_running_statistics() -> None:
     assert torch.equal(other.eval()(x), norm.eval()(x))
     norm.reset_parameters()
     assert torch.equal(norm.running_var, torch.ones(6).double())
+
+
+def test_a_batch_that_overflowed_is_not_remembered() -> None:
+    norm = build_norm("batchnorm", 6)
+    for scale in (1e30, 1e38):
+        assert norm((rows(5, 6) * scale).float().clamp(-3e38, 3e38)).isfinite().all()
+    norm(rows(5, 6).float())
+    assert norm.running_var.isfinite().all()
+    assert norm.eval()(rows(5, 6).float()).isfinite().all()

@@ -217,6 +217,11 @@ class OnceDifferentiable(Sound):
         return _Once.apply(x, self.eps)
 
 
+class Leaks(Sound):
+    def normalise(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 0.1 * x.square().mean() + self.eps).rsqrt()
+
+
 class Raises(Sound):
     def forward(self, x: Tensor) -> Tensor:
         raise OSError("the disk is full\nand so on")
@@ -231,6 +236,12 @@ FAULTS: list[tuple[type[Sound], set[str], str, str]] = [
         "an fp16 row of 300 gives 0",
     ),
     (HalfGradients, {"half_precision_sums"}, "half_precision_sums", "of weight over 65536 bf16 rows is"),
+    (
+        Leaks,
+        {"rows_independent"},
+        "rows_independent",
+        "when other rows change; a norm over rows takes a `mask`",
+    ),
     (InPlace, {"in_place"}, "in_place", "the input is overwritten in evaluation (fp64, fp32)"),
     (NaNAtZero, {"zero_rows"}, "zero_rows", "rows of zeros: the gradient of the input is not finite"),
     (Broadcasts, {"last_dimension"}, "last_dimension", "built for 1 and given 4 entries it returns"),

@@ -139,3 +139,36 @@ def test_an_effective_gain_of_ones_own_is_a_kind_of_its_own() -> None:
     assert torch.equal(norm(rows()), plain(rows()) * 9)
     with pytest.raises(RuntimeError, match="this norm is squared_gain"):
         norm.load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("offset", [1, 1.0, torch.tensor(1.0), torch.ones(1)])
+def test_the_offset_may_be_any_one_number(offset: object) -> None:
+    gemma = build_norm("gemma_rmsnorm", 8)
+    gemma.load_state_dict({"weight": torch.full((8,), 0.5), "gain_offset": offset})
+    assert torch.equal(gemma.effective_gain(), torch.full((8,), 1.5))
+
+
+def test_an_offset_that_is_no_number_is_refused() -> None:
+    gemma = build_norm("gemma_rmsnorm", 8)
+    with pytest.raises(RuntimeError, match="gain_offset: the offset of the gains is one number"):
+        gemma.load_state_dict({"weight": torch.full((8,), 0.5), "gain_offset": torch.ones(8)})
+    assert torch.equal(gemma.weight, torch.zeros(8))
+
+
+def test_a_functional_call_takes_the_state_dict() -> None:
+    gemma = build_norm("gemma_rmsnorm", 8)
+    state = gemma.state_dict() | {"weight": torch.full((8,), 0.5)}
+    y = torch.func.functional_call(gemma, state, (rows(),))
+    assert torch.equal(y, gemma(rows()) * 1.5)
+    assert torch.equal(copy.deepcopy(gemma)(rows()), pickle.loads(pickle.dumps(gemma))(rows()))
+    assert build_norm("gemma_rmsnorm", 8, gain=False).state_dict() == {}
+
+
+def test_an_offset_set_too_late_is_refused() -> None:
+    class Late(RMSNorm):
+        def __init__(self, dim: int) -> None:
+            super().__init__(dim)
+            self.gain_offset = 1.0  # type: ignore[misc]
+
+    with pytest.raises(AttributeError, match=r"write gain_offset = 1.0 in the body of Late"):
+        Late(8)

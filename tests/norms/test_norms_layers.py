@@ -319,6 +319,12 @@ def test_a_wrong_last_dimension_is_refused(arm: Any) -> None:
             arm.build(dim)(torch.ones(shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_numbers_of_another_kind_are_refused(arm: Any, dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"{arm.norm} takes floating-point numbers, got {dtype}"):
+        arm.build(4)(torch.ones(2, 4).to(dtype))
+
+
 @pytest.mark.parametrize(
     ("dim", "error"),
     [

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from rmsrepro.config.schema import TrainConfig
 from rmsrepro.norms import NormSpec, build_norm, norm_info, register_norm
+from rmsrepro.norms.given import check_norm_parameters
 
 pytestmark = pytest.mark.usefixtures("forget_norms")
 
@@ -102,6 +104,36 @@ def test_a_default_of_a_wrong_type_shows_when_the_norm_is_registered(
     Bad.__init__.__annotations__["value"] = annotation
     with pytest.raises((TypeError, ValueError), match=message):
         register_norm("bad")(Bad)
+
+
+def test_parameters_without_names_are_refused() -> None:
+    class Anything(Norm):
+        def __init__(self, dim: int, *, eps: float = 1e-5, **kw: float) -> None:
+            super().__init__()
+
+    with pytest.raises(
+        TypeError, match=r"__init__ takes \*\*kw, which does not say what parameters there are"
+    ):
+        register_norm("anything")(Anything)
+
+    @dataclasses.dataclass(frozen=True)
+    class Params:
+        floor: float = 0.5
+
+    register_norm("anything", params=Params)(Anything)
+    assert names("anything") == ["floor"]
+
+
+def test_an_enum_has_one_spelling_in_a_configuration() -> None:
+    @register_norm("ordered")
+    class Ordered(Norm):
+        def __init__(self, dim: int, *, order: Order = Order.one, eps: float = 1e-5) -> None:
+            super().__init__()
+
+    for given, kept in (("two", 2), (2, 2), ("2", 2), ("three", "three")):
+        config = TrainConfig(norm={"name": "ordered", "order": given, "eps": 1})
+        check_norm_parameters([config])
+        assert config.norm == {"name": "ordered", "order": kept, "eps": 1}
 
 
 def test_what_says_nothing_of_its_type_is_refused() -> None:

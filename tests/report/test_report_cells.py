@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rmsrepro.report.cells import Cell, build_cells
+from rmsrepro.report.labels import differences
 from rmsrepro.report.load import load_records
 
 Made = Callable[..., Any]
@@ -217,3 +218,62 @@ def test_a_norm_that_is_there_twice_has_its_own_runs_or_none(
     assert [arm.label for arm in cell.arms] == ["LayerNorm", "pRMSNorm", "pRMSNorm (p=0.5)"]
     expected = {p: [f"p{p}-s{seed}" for seed in (1, 2, 3)] if p in there else [] for p in (None, 0.5)}
     assert [[run.run_id for run in arm.runs.values()] for arm in cell.arms[1:]] == list(expected.values())
+
+
+def test_a_default_that_is_typed_out_makes_no_other_arm(tmp_path: Path, made: Made) -> None:
+    for seed, given in enumerate(({}, {"eps": 1e-5}, {"eps": 1e-3}), start=1):
+        made("run", tmp_path, "layernorm", seed=seed, config={"norm": {"name": "layernorm"} | given})
+    (cell,) = _cells(tmp_path)
+    assert [(arm.label, sorted(arm.runs)) for arm in cell.arms] == [
+        ("LayerNorm (eps=0.001)", [3]),
+        ("LayerNorm (eps=1e-05)", [1, 2]),
+    ]
+
+
+def test_settings_in_different_cells_are_told_apart(tmp_path: Path, made: Made) -> None:
+    for model, center in (("gru", True), ("transformer", False)):
+        given = {"name": "mine:Huber"} | ({} if center else {"center": False})
+        recorded = {"center": center, "delta": 1.0}
+        made("run", tmp_path, "mine:Huber", model=model, config={"norm": given}, norm_params=recorded)
+        made("run", tmp_path, "layernorm", model=model)
+    labels = [arm.label for cell in _cells(tmp_path) for arm in cell.arms]
+    assert labels == ["LayerNorm", "mine:Huber (center=true)", "LayerNorm", "mine:Huber (center=false)"]
+
+
+def test_cells_are_named_by_what_tells_them_apart(tmp_path: Path, made: Made) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"model": {"name": "gru", "size": "tiny", "d_model": 64, "qk_norm": True}},
+        {"precision": "bf16-mixed"},
+    ]
+    for number, change in enumerate(changes):
+        precision = change.get("precision", "32")
+        content = f"0123456789abcdef{number}" * 2
+        made(
+            "run",
+            tmp_path,
+            run_id=f"r{number}",
+            config=change,
+            precision=precision,
+            data_hash=f"{number}{content}",
+            parent="p" if number else None,
+        )
+    names = {cell.label for cell in _cells(tmp_path)}
+    assert names == {
+        "gru / lm (model.qk_norm=not set, precision=32, continued=not set, data content=00123456)",
+        "gru / lm (model.qk_norm=true, precision=32, continued=true, data content=10123456)",
+        "gru / lm (model.qk_norm=not set, precision=bf16-mixed, continued=true, data content=20123456)",
+    }
+
+
+def test_a_name_never_hides_what_alone_tells_two_cells_apart() -> None:
+    shared = {f"model.a{number}": number for number in range(9)}
+    first, other = shared | {"x": 1}, dict.fromkeys(shared, -1) | {"x": 1}
+    last = shared | {"x": 2, "same": 0}
+    rivals = [first | {"same": 0}, other | {"same": 0}, last]
+    words = [differences(one, rivals) for one in rivals]
+    assert words[0] == "model.a0=0, model.a1=1, model.a2=2, model.a3=3, x=1 and 5 more"
+    assert len(set(words)) == 3
+    long = [{"sites": ["a" * 30, tail]} for tail in ("one", "two")]
+    assert [differences(one, long)[-3:] for one in long] == ["one", "two"]
+    assert differences(rivals[0], rivals[:1]) == ""

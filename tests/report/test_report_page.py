@@ -340,3 +340,42 @@ def test_infinite_and_missing_values_do_not_stop_a_page(tmp_path: Path, made: Ma
     assert built.scorecard.rows[0].step_time is not None
     assert built.scorecard.rows[0].step_time.text == "10.0 % [8.0, 12.0]"
     assert "nan" not in Page(built.page).text.split("How it was measured")[0].replace("nan_", "")
+
+
+def test_the_page_tells_settings_of_a_norm_apart(tmp_path: Path, made: Made) -> None:
+    for number, center in enumerate((True, False)):
+        settings = {"norm": {"name": "mine:Huber", "center": center}, "optim": {"lr": 0.1 * number}}
+        made("run", tmp_path, "mine:Huber", run_id=f"r{number}", config=settings)
+    arms = [{"arm": "prmsnorm/composite", "norm": "prmsnorm", "norm_params": {}}]
+    made("bench", tmp_path, [made("comparison", "prmsnorm")], arms=arms)
+    made("run", tmp_path, "prmsnorm", config={"norm": {"name": "prmsnorm", "p": 0.5}})
+    page = build_report(tmp_path).page.read_text()
+    for shown in (
+        "</span>mine:Huber (center=true)</td>",
+        "</span>mine:Huber (center=false)</td>",
+        "</span>prmsnorm (p=0.5)</td>",
+        "</span>prmsnorm (p=0.0625)/composite",
+    ):
+        assert shown in page
+
+
+def test_norms_that_wait_share_a_sentence(tmp_path: Path, made: Made) -> None:
+    for norm in ("rmsnorm", "l2norm", "dyt"):
+        made("run", tmp_path, norm)
+    reading = build_report(tmp_path).scorecard.reading
+    assert reading == (
+        "RMSNorm, L2Norm and DyT have no finished pair with LayerNorm yet; "
+        "the times of their steps were not benchmarked.",
+    )
+
+
+def test_the_terminal_breaks_no_word(tmp_path: Path, made: Made) -> None:
+    for norm in ("layernorm", "examples.huber:HuberNorm"):
+        made("run", tmp_path, norm, config={"norm": {"name": norm}})
+    made("run", tmp_path, "layernorm", seed=2, config={"norm": {"name": "layernorm"}})
+    made("bench", tmp_path, [made("comparison", "examples.huber:HuberNorm")])
+    stream = StringIO()
+    print_scorecard(build_report(tmp_path).scorecard, Console(width=80, file=stream))
+    said = stream.getvalue()
+    assert re.search(r"^examples\.huber:  .*1 of 2 seeds .* 10\.0 % \[8\.0, 12\.0\]\s*$", said, re.MULTILINE)
+    assert re.search(r"^HuberNorm\s*$", said, re.MULTILINE)

@@ -13,7 +13,7 @@ import pytest
 from rmsrepro.report.cells import build_cells
 from rmsrepro.report.load import load_records
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
-from rmsrepro.report.timing import newest, step_time_of, step_times
+from rmsrepro.report.timing import StepTime, newest, step_time_of, step_times
 
 Made = Callable[..., Any]
 
@@ -188,3 +188,58 @@ def test_a_timing_is_of_the_arms_own_parameters(tmp_path: Path, made: Made) -> N
     # A timing of other parameters says nothing of an arm.
     of_others = [time for time in times if time.comparison.params]
     assert step_time_of(cell, arms[0.0625], of_others) is None
+
+
+def _timed(tmp_path: Path, norm: str) -> StepTime | None:
+    records = load_records(tmp_path)
+    (cell,) = build_cells(records.runs, None)[0]
+    (arm,) = [arm for arm in cell.arms if arm.norm == norm]
+    return step_time_of(cell, arm, step_times(records.benches))
+
+
+@pytest.mark.parametrize(
+    ("norm", "trained", "timed", "quoted"),
+    [
+        ("prmsnorm", {"p": 0.25}, {}, False),
+        ("prmsnorm", {"p": 0.25}, {"p": 0.25}, True),
+        ("prmsnorm", {}, {"p": 0.0625}, True),
+        ("rmsnorm", {"eps": 1e-3}, {}, False),
+        ("gone:Norm", {"scale": 2.0}, {}, False),
+        ("gone:Norm", {"scale": 2.0}, {"scale": 2}, True),
+        ("gone:Norm", {}, {}, True),
+    ],
+)
+def test_a_timing_is_quoted_for_the_same_norm_only(
+    tmp_path: Path, made: Made, norm: str, trained: dict[str, Any], timed: dict[str, Any], quoted: bool
+) -> None:
+    made("run", tmp_path, "layernorm")
+    # A run records all parameters of its norm, whatever it was given.
+    made(
+        "run", tmp_path, norm, config={"norm": {"name": norm} | trained}, norm_params={"bias": True} | trained
+    )
+    arms = [{"arm": f"{norm}/composite", "norm": norm, "norm_params": timed}]
+    made("bench", tmp_path, [made("comparison", norm)], arms=arms)
+    assert (_timed(tmp_path, norm) is not None) is quoted
+
+
+@pytest.mark.parametrize(("eps", "quoted"), [(None, True), (1e-5, True), (1e-2, False)])
+def test_the_baseline_was_timed_as_it_was_trained(
+    tmp_path: Path, made: Made, eps: float | None, quoted: bool
+) -> None:
+    for norm in ("layernorm", "rmsnorm"):
+        made("run", tmp_path, norm, config={"norm": {"name": norm}})
+    given = {} if eps is None else {"eps": eps}
+    arms = [
+        {"arm": "layernorm/composite", "norm": "layernorm", "norm_params": given},
+        {"arm": "rmsnorm/composite", "norm": "rmsnorm", "norm_params": {}},
+    ]
+    made("bench", tmp_path, [made("comparison")], arms=arms)
+    assert (_timed(tmp_path, "rmsnorm") is not None) is quoted
+
+
+def test_timings_of_two_settings_of_a_norm_are_two(tmp_path: Path, made: Made) -> None:
+    for number, params in enumerate(({}, {"p": 0.0625}, {"p": 0.5})):
+        arms = [{"arm": "prmsnorm/composite", "norm": "prmsnorm", "norm_params": params}]
+        made("bench", tmp_path, [made("comparison", "prmsnorm")], f"b{number}", arms=arms)
+    shown = newest(step_times(load_records(tmp_path).benches))
+    assert sorted(time.comparison.params.get("p", 0.0625) for time in shown) == [0.0625, 0.5]

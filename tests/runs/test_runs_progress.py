@@ -40,3 +40,17 @@ def test_a_validation_is_told_and_quick_steps_are_not(make_config: Callable[...,
     told = io.StringIO()
     train(make_config("gru", "lm"), console=Console(file=told, width=200))
     assert re.findall(r"^step (\d+)/6", told.getvalue(), re.MULTILINE) == ["3", "6"]
+
+
+def test_the_bar_leaves_room_for_its_numbers() -> None:
+    told = io.StringIO()
+    screen = Console(file=told, width=80, force_terminal=True)
+    run_id = "lm-pydoc-transformer-layernorm_nobias-pre-s1-0123456789"
+    with progress.progress_view(screen, run_id, 100000, enabled=True) as view:
+        view.update(99999, {"train_loss": 12.34567, "val_loss": 11.2345})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told.getvalue())
+    assert "99999/100000" in shown
+    assert "train 12.3457  val 11.2345" in shown
+    assert "lm-p" in shown
+    assert "s1-0123456789" in shown
+    assert run_id not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -55,9 +56,10 @@ class Buffered(nn.Module):
         self.register_buffer("size", torch.ones(()))
 
     def forward(self, x):
+        y = x / self.size  # of the batches before this one
         if self.training:
             self.size = self.size.lerp(x.detach().square().mean().sqrt(), 0.5)
-        return x / self.size
+        return y
 
 
 class Mixing(nn.Module):
@@ -120,6 +122,26 @@ class Masked(nn.Module):
         count = x[..., 0].numel() if mask is None else mask.sum().clamp_min(1)
         return x / (kept.square().flatten(0, -2).sum(0) / count + 1e-5).sqrt() * self.weight
 '''
+FAULTY = """
+from torch import nn
+
+
+class OverRows(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.inner = nn.BatchNorm1d(dim)
+
+    def forward(self, x):
+        return self.inner(x.flatten(0, -2)).reshape(x.shape)
+
+
+class Shorter(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+
+    def forward(self, x):
+        return x.mean(-1, keepdim=True)
+"""
 WEIGHTS = '''
 import torch
 from torch import nn
@@ -275,3 +297,63 @@ def test_a_norm_that_is_no_longer_there(make_config: Make, users: str) -> None:
     Path("users_package/inner/norms.py").unlink()
     with pytest.raises(UserError, match=r"norm=users_package\.inner\.norms:Bare: .* cannot be imported"):
         restore(load_checkpoint(result.path))
+
+
+class TestAChangedFile:
+    NOTE = "has changed since"
+
+    def said(self, capsys: pytest.CaptureFixture[str]) -> str:
+        return " ".join(capsys.readouterr().err.split())
+
+    def test_its_use_is_noted(
+        self, make_config: Make, users: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        result = train(make_config("gru", "lm", f"norm={users}:Bare"), console=QUIET)
+        restore(load_checkpoint(result.path))
+        assert self.said(capsys) == ""
+        file = Path("users_package/inner/norms.py")
+        file.write_text(MODULE + "# more\n")
+        restore(load_checkpoint(result.path))
+        expected = (
+            f"norms.py has changed since {result.run_id} was trained; if the norm computes something else"
+        )
+        assert expected in self.said(capsys)
+        more = make_config("gru", "lm", f"norm={users}:Bare", f"ckpt={result.path}", "trainer.max_steps=7")
+        assert train(more, console=QUIET).status == "completed"
+        assert expected in self.said(capsys)
+
+    def test_a_checkpoint_without_the_entry_and_norms_of_the_package(
+        self, make_config: Make, users: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for norm in (f"{users}:Bare", "rmsnorm"):
+            checkpoint = load_checkpoint(train(make_config("gru", "lm", f"norm={norm}"), console=QUIET).path)
+            assert (checkpoint.state.pop("norm_source") is None) == (norm == "rmsnorm")
+            restore(checkpoint)
+        assert self.said(capsys) == ""
+
+
+def test_a_norm_that_leaks_or_fails_starts_nothing(make_config: Make, users: str) -> None:
+    Path("users_package/faulty.py").write_text(FAULTY)
+    cases = (
+        ("torch.nn:BatchNorm1d", "its forward fails on an input of shape"),
+        ("users_package.faulty:OverRows", "its rows influence each other"),
+        ("users_package.faulty:Shorter", r"its forward returns the shape \(2, 3, 1\)"),
+    )
+    for norm, message in cases:
+        for model in ("transformer", "gru"):
+            with pytest.raises(UserError, match=f"norm={norm}: {message}"):
+                train(make_config(model, "lm", f"norm={norm}"), console=QUIET)
+    assert not Path("outputs").exists()
+
+
+def test_flags_are_told_at_the_start(make_config: Make) -> None:
+    console = Console(record=True, width=500, quiet=False, file=io.StringIO())
+    config = make_config("transformer", "lm", "norm=prmsnorm", "model.qk_norm=true", "trainer.max_steps=1")
+    result = train(config, console=console)
+    flags = json.loads((result.path / "result.json").read_text())["flags"]
+    assert any(flag.startswith("model.qk_norm: ") for flag in flags)
+    told = console.export_text()
+    assert [line for line in told.splitlines() if line.startswith("note: ")] == [
+        f"note: {one}" for one in flags
+    ]
+    assert told.index("note: ") < told.index(": training")

@@ -75,8 +75,7 @@ def make_kernel(params: NormParams, dim: int, backend: str) -> Kernel:
     return makers[backend](params, dim)
 
 
-def unavailable(name: str, backend: str, reason: str) -> str:
-    """The message of BackendUnavailable."""
-    return (
-        f"backend={backend} cannot run {name} with these parameters: {reason}; use backend=composite or auto"
-    )
+def unavailable(name: str, backend: str, reason: str, *, of_user: bool = False) -> str:
+    """The message of BackendUnavailable; no parameters let another backend run a module `of_user`."""
+    which = "" if of_user else " with these parameters"
+    return f"backend={backend} cannot run {name}{which}: {reason}; use backend=composite or auto"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rmsrepro.norms.card.numerics import distances, run
 from rmsrepro.norms.card.result import Check, Findings, first_line, judged, not_applicable
 from rmsrepro.norms.card.subject import EPS, NAMES, Subject, enliven, normal, rows_of
+from rmsrepro.norms.trial import ROWS_TOLERANCE, influence
 
 # -------------------------------------------------------------------------------------------- shapes
 
@@ -100,6 +101,23 @@ def last_dimension(subject: Subject) -> Check:
             )
     kinds = " or ".join(dict.fromkeys(measured.values()))
     return findings.check(f"another last dimension raises {kinds}", measured, "ValueError")
+
+
+def rows_independent(subject: Subject) -> Check:
+    """In training, a row's output does not change with the other rows."""
+    if subject.of_weights:
+        return not_applicable("it normalises weights, whatever the rows")
+    if subject.info.takes_mask:
+        return not_applicable("its statistics are over rows, and it is given their mask")
+    moved = influence(subject.lively, normal(2, 3, subject.dim).float())
+    if moved is None:
+        return not_applicable("the same input gives other values each time")
+    text = (
+        "a row's output does not change with the other rows"
+        if moved <= ROWS_TOLERANCE
+        else f"a row's output moves by {moved:.2g} when other rows change; a norm over rows takes a `mask`"
+    )
+    return judged(moved <= ROWS_TOLERANCE, text, moved, ROWS_TOLERANCE)
 
 
 # -------------------------------------------------------------------------------------------- memory

@@ -37,6 +37,7 @@ CHECKS: Mapping[str, Callable[[Subject], Check]] = {
     "empty_batch": behaviour.empty_batch,
     "non_contiguous": behaviour.non_contiguous,
     "last_dimension": behaviour.last_dimension,
+    "rows_independent": behaviour.rows_independent,
     "in_place": behaviour.in_place,
     "torch_compile": behaviour.compiles,
     "torch_export": behaviour.exports,

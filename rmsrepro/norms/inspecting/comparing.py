@@ -162,7 +162,7 @@ def mixtures(inspection: Inspection) -> list[Remark]:
     """Return where layers of one model differ: the few against the many."""
     layers = inspection.layers
     norms = [layer for layer in layers if layer.finding.kind is Kind.norm]
-    found = [
+    mixed = [
         *_mixed(layers, lambda one: one.kind, lambda one: _KINDS[one.kind]),
         *_mixed(norms, mean_phrase, mean_phrase),
         *_mixed(layers, lambda one: one.has_bias, bias_phrase),
@@ -173,7 +173,7 @@ def mixtures(inspection: Inspection) -> list[Remark]:
     means = {layer.finding.subtracts_mean for layer in norms}
     others = "every layer keeps it" if means == {False} else "every layer subtracts it"
     odd = [call for call in inspection.calls if len(means) == 1 and call.subtracts_mean not in means]
-    return found + gather((call, f"{call_phrase(call)}, {call_mean(call)}; {others}") for call in odd)
+    return gather((call, f"{call_phrase(call)}, {call_mean(call)}; {others}") for call in odd) + mixed
 
 
 def _mixed(

@@ -21,12 +21,15 @@ GRADIENT_TOLERANCE = 0.05
 
 def remarks(inspection: Inspection) -> list[Remark]:
     """Return what deserves attention: norms that are not called, half precision, zero rows, odd ones out."""
-    found: list[tuple[Layer | Call, str]] = []
-    for layer in inspection.layers:
-        if layer.never_called:
-            found.append((layer, f"is never called in {join(layer.never_called, last='or')}"))
-        found += [(layer, text) for text in (*_unusual(layer.finding), *_pitfalls(layer.finding))]
-    found += [(call, _of_call(call)) for call in inspection.calls]
+    found: list[tuple[Layer | Call, str]] = [(call, _of_call(call)) for call in inspection.calls]
+    found += [
+        (layer, f"is never called in {join(layer.never_called, last='or')}")
+        for layer in inspection.layers
+        if layer.never_called
+    ]
+    # What is computed comes before what rounding makes of it.
+    for kind in (_unusual, _pitfalls, _of_dtypes):
+        found += [(layer, text) for layer in inspection.layers for text in kind(layer.finding)]
     return gather(found)
 
 
@@ -57,17 +60,22 @@ def _pitfalls(one: Finding) -> list[str]:
     if one.zero_row != "finite":
         what = {"nan": "NaN", "nan gradient": "a NaN gradient"}[one.zero_row]
         texts.append(f"gives {what} for a row of zeros")
+    if one.in_place:
+        texts.append("overwrites its input, and with it a residual branch")
+    return texts
+
+
+def _of_dtypes(one: Finding) -> list[str]:
+    texts = []
     if one.half_statistics:
         texts.append("adds squares in half precision: an fp16 row of 300 goes wrong")
     if one.gain_gradient is not None and abs(one.gain_gradient - 1) > GRADIENT_TOLERANCE:
         texts.append(
-            f"adds up the gradient of a bf16 gain in bf16 (on the {one.device}): 1024 rows give "
-            f"{one.gain_gradient:.2g} of their sum"
+            f"sums the gradient of a bf16 gain in bf16 (on the {one.device}): over 1024 rows it comes to "
+            f"{one.gain_gradient:.2g} times the true one"
         )
     if one.output_dtypes.get("bf16/fp32") == "fp32":
         texts.append("returns fp32 for a bf16 input and fp32 parameters")
-    if one.in_place:
-        texts.append("overwrites its input, and with it a residual branch")
     return texts
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rmsrepro.norms.inspecting.grouping import collapse
 from rmsrepro.norms.inspecting.report import Call, Layer
-from rmsrepro.norms.probing import Finding, Gain
+from rmsrepro.norms.probing import EpsPosition, Finding, Gain
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,16 @@ def gain_phrase(one: Finding) -> str:
 
 def divisor_phrase(one: Finding) -> str:
     """What it divides by."""
+    statistic, rest = one.divisor[: len(one.statistic)], one.divisor[len(one.statistic) :]
+    if statistic == "other":
+        return f"divides by a statistic of no known kind{rest}"
     return f"divides by {one.divisor}"
 
 
 def eps_phrase(one: Finding) -> str:
     """Where its eps stands."""
+    if one.eps.position is EpsPosition.other:
+        return "damps small rows in a way that is no eps in or outside the root"
     return f"has eps {one.eps}"
 
 
