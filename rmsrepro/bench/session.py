@@ -98,7 +98,7 @@ def run_session(
     steps = _build_and_call_once(task, clock, random.Random(f"build:{seed}"), outcome, on_event)
     try:
         _check_first_losses(task, outcome)
-        running = [arm for arm in task.contestants if not outcome.out(arm.label)]
+        running = [arm for arm in task.contestants if not outcome.out(arm.label) and _is_planned(arm, plan)]
         own = {name: steps[name] for arm in running for name in arm.twins}
         others = [arm.label for arm in task.contestants if arm.baseline not in (None, arm.label)]
         # Baselines alone have nothing to be held against.
@@ -158,6 +158,11 @@ def _measure(
             flags.append("still drifting against the other arms when the warm-up ended")
         if any(not _finite(steps[name].loss()) for name in arm.twins):
             flags.append("its loss was no longer finite at the end of the timing")
+
+
+def _is_planned(arm: Contestant, plan: Plan | None) -> bool:
+    """Whether there are blocks for an arm: not where it failed in the pilot."""
+    return plan is None or all(name in plan.steps_in_block for name in arm.twins)
 
 
 def _finite(loss: float | None) -> bool:

@@ -19,7 +19,7 @@ import torch
 
 from rmsrepro.bench.arms import contestants
 from rmsrepro.bench.cells import Arm, Cell
-from rmsrepro.bench.devices import choose_clock, choose_device
+from rmsrepro.bench.devices import choose_clock, choose_device, device_clock_mhz
 from rmsrepro.bench.levels import get_level
 from rmsrepro.bench.load import peak_rss_bytes
 from rmsrepro.bench.memory import keep_large_blocks, peak_bytes
@@ -75,11 +75,6 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device.type,
         "clock_resolution_s": clock.resolution,
-        "settings": {
-            **machine_settings(),
-            "keep_blocks": keeps,
-            "keep_blocks_asked": spec["keep_blocks"],
-        },
     }
     outcomes: dict[str, dict[str, Any]] = {}
     for cell in cells:
@@ -109,6 +104,13 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         outcomes[cell.name] = {**_plain(outcome), "facts": workbench.facts(cell)}
         workbench.leave(cell)
     result["cells"] = outcomes
+    # Read last, when the processor has just been at work.
+    result["settings"] = {
+        **machine_settings(),
+        "keep_blocks": keeps,
+        "keep_blocks_asked": spec["keep_blocks"],
+        **({"device_clock_mhz": device_clock_mhz(device)} if device.type != "cpu" else {}),
+    }
     result["peak_rss_bytes"] = peak_rss_bytes()
     result["peak_device_bytes"] = torch.accelerator.max_memory_allocated() if device.type == "cuda" else None
     return result

@@ -164,6 +164,14 @@ def test_the_plan_is_kept() -> None:
     assert outcome.pilot is None
 
 
+def test_an_arm_that_the_pilot_lost_is_not_measured() -> None:
+    time = FakeTime()
+    plan = Plan(rounds=3, steps_in_block=dict.fromkeys(BASELINE.twins, 2), lead_in=0)
+    outcome = piloted(time, {"late/torch": FakeStep(time, 0.01)}, contestant("late/torch"), plan=plan)
+    assert {sample.arm for sample in outcome.samples} == set(BASELINE.twins)
+    assert outcome.failed == {}
+
+
 def test_rounds_that_are_given_need_no_rounds_of_a_pilot() -> None:
     time = FakeTime()
     steps = {name: FakeStep(time, 0.01) for name in BASELINE.twins}
