@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.text import Text
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single, override_text
 from rmsrepro.verbs.common import composer, console, open_plugins, say, take_options
+from rmsrepro.verbs.saving import folder
 from rmsrepro.verbs.targets import load_model
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ def inspect(overrides: list[Override]) -> int:
     options, rest = take_options(InspectVerb, overrides)
     if not options.target:
         raise UserError("inspect needs a model: rmsrepro inspect package.module:factory")
+    if not options.out_dir.strip():
+        raise UserError("out_dir='': expected a folder")
     _check_keys(rest)
     open_plugins(rest)
     spec = _norm(rest)
@@ -42,7 +46,7 @@ def inspect(overrides: list[Override]) -> int:
     from rmsrepro.norms.inspecting import compare, inspect_model, mixtures, remarks
     from rmsrepro.runs.files import to_json, write_atomic
 
-    path = inspection_path(Path(options.out_dir).expanduser(), options.target)
+    path = inspection_path(folder(options.out_dir), options.target)
     in_the_way = next((one for one in path.parents if one.exists() and not one.is_dir()), None)
     if in_the_way is not None:
         raise UserError(f"out_dir={options.out_dir}: {in_the_way} is a file, not a folder")
@@ -188,7 +192,7 @@ def layer_lines(layers: Sequence[Layer], width: int) -> list[str]:
     for layer in layers:
         one = layer.finding
         bias = ", ".join(one.bias_names) or ("constant" if one.adds_constant else "-")
-        cells = layer.class_name, str(one.width), _mean(one), bias, gain_cell(one), _eps(one), one.divisor
+        cells = layer.class_name, _entries(layer), _mean(one), bias, gain_cell(one), _eps(one), one.divisor
         groups.setdefault(cells, []).append(layer.path)
     heads = ("", "class", "n", "mean", "bias", "gain", "eps", "divided by")
     rows = [heads, *((str(len(paths)), *cells) for cells, paths in groups.items())]
@@ -203,6 +207,16 @@ def layer_lines(layers: Sequence[Layer], width: int) -> list[str]:
         lines += wrapped.wrap(row[-1])
         lines += [f"{' ' * columns[0]}  {path or '(itself)'}" for path in collapse(paths)]
     return lines
+
+
+def _entries(layer: Layer) -> str:
+    """Entries of a row; what was seen where another dimension than the last is one."""
+    one = layer.finding
+    if not one.dimensions:
+        return str(one.width)
+    if layer.calls is None:
+        return "-"
+    return str(math.prod(one.input_shape[place] for place in one.dimensions))
 
 
 def _mean(one: Finding) -> str:

@@ -442,6 +442,71 @@ def test_half_precision_models_and_those_without_values() -> None:
     assert (layer.path, str(layer.finding.eps), layer.finding.entries) == ("0", "1e-06 inside", 2048)
 
 
+# -------------------------------------------------------------------------------------- dimensions
+
+
+class Pixel(nn.Module):
+    """Over the second dimension, and without a parameter that would tell how large it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.square().mean(1, keepdim=True) + 1e-8).sqrt()
+
+
+class Whole(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean((1, 2), keepdim=True)
+        return x * torch.rsqrt(x.square().mean((1, 2), keepdim=True) + 1e-6)
+
+
+def test_norms_over_other_dimensions_than_the_last() -> None:
+    for shape, width, words in (
+        ((2, 24, 6, 7), 24, "dimension 1 of 4"),
+        ((2, 5, 16), 5, "dimension 1 of 3"),
+    ):
+        found = inspect_model(Pixel(), torch.randn(shape))
+        (layer,) = found.layers
+        assert (layer.finding.width, layer.finding.over_dimensions) == (width, words)
+        assert said(found, "rmsnorm", eps=1e-8, gain=False) == [
+            f"the module itself normalises over {words}; rmsnorm over the last dimension"
+        ]
+    as_rows = inspect_model(Pixel(), torch.randn(6, 16))
+    assert said(as_rows, "rmsnorm", eps=1e-8, gain=False) == []
+    (layer,) = inspect_model(Whole(), torch.randn(2, 5, 16)).layers
+    assert (layer.finding.width, layer.finding.divisor) == (80, "std over dimensions 1 and 2")
+    assert inspect_model(nn.Softmax(1), torch.randn(2, 5, 16)).layers == ()
+    two = inspect_model(nn.LayerNorm((5, 16)), torch.randn(2, 5, 16))
+    assert said(two, "layernorm") == [
+        "the module itself normalises over dimensions 1 and 2 of 3; layernorm over the last dimension"
+    ]
+
+
+def test_a_group_for_each_channel_is_found_without_inputs() -> None:
+    for inputs in (None, torch.randn(2, 8, 5)):
+        (layer,) = inspect_model(nn.Sequential(nn.GroupNorm(8, 8)), inputs).layers
+        assert layer.finding.divisor == "std over positions"
+
+
+def test_dyt_without_gain_is_as_dyt_without_gain() -> None:
+    found = inspect_model(nn.Sequential(nn.Linear(8, 8), build_norm("dyt", 8, gain=False), nn.Tanh()))
+    assert [layer.path for layer in found.layers] == ["1"]
+    assert said(found, "dyt", gain=False) == []
+    assert said(found, "dyt") == ["1 has no gain; dyt has a gain for each entry"]
+
+
+def test_an_exit_in_a_forward() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise SystemExit(0)
+
+    with pytest.raises(ValueError, match="does not run on its inputs: SystemExit: 0"):
+        inspect_model(Leaves(), torch.randn(2, 8))
+    assert [layer.path for layer in inspect_model(Leaves()).layers] == ["norm"]
+
+
 # ------------------------------------------------------------------------------------------- words
 
 

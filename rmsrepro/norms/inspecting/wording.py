@@ -94,6 +94,11 @@ def divisor_phrase(one: Finding) -> str:
     return f"divides by {one.divisor}"
 
 
+def dimensions_phrase(one: Finding) -> str:
+    """Which dimensions share a statistic."""
+    return f"normalises over {one.over_dimensions}"
+
+
 def eps_phrase(one: Finding) -> str:
     """Where its eps stands."""
     if one.eps.position is EpsPosition.other:
