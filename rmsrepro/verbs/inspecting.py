@@ -15,7 +15,6 @@ from rich.text import Text
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single, override_text
 from rmsrepro.verbs.common import composer, console, open_plugins, say, take_options
-from rmsrepro.verbs.saving import folder
 from rmsrepro.verbs.targets import load_model
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def inspect(overrides: list[Override]) -> int:
     from rmsrepro.norms.inspecting import compare, inspect_model, mixtures, remarks
     from rmsrepro.runs.files import to_json, write_atomic
 
-    path = inspection_path(folder(options.out_dir), options.target)
+    path = inspection_path(Path(options.out_dir).expanduser(), options.target)
     in_the_way = next((one for one in path.parents if one.exists() and not one.is_dir()), None)
     if in_the_way is not None:
         raise UserError(f"out_dir={options.out_dir}: {in_the_way} is a file, not a folder")
@@ -55,7 +54,10 @@ def inspect(overrides: list[Override]) -> int:
         mismatches = [] if spec is None else compare(found, spec)
     except ValueError as error:
         raise UserError(f"{options.target}: {error}") from error
-    notable = [*([] if spec is not None else mixtures(found)), *remarks(found)]
+    mixed = [] if spec is not None else mixtures(found)
+    # A mixture says what the plain remark says, and what the others do.
+    said = {(one.paths, one.text.partition(";")[0]) for one in mixed}
+    notable = [*mixed, *(one for one in remarks(found) if (one.paths, one.text) not in said)]
     record = _record(options.target, spec, found, mismatches, notable)
     try:
         write_atomic(path, to_json(record) + "\n")

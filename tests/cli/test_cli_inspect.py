@@ -286,3 +286,34 @@ def test_as_a_program(program: Run) -> None:
     assert ran.code == 1
     assert ran.err == ""
     assert "keep the mean; layernorm subtracts a mean" in ran.out
+
+
+def test_what_is_computed_comes_before_remarks_on_dtypes(cli: Run) -> None:
+    Path("hidden.py").write_text(
+        "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.linear = Norm(), nn.Linear(16, 16)\n"
+        "    def forward(self, x):\n"
+        "        return F.layer_norm(self.linear(self.norm(x)), (16,))\n"
+        "class Norm(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.ones(16))\n"
+        "    def forward(self, x):\n"
+        "        return self.weight * (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + 1e-6))\n"
+        "def model():\n"
+        "    return nn.Sequential(Block(), Block()), torch.randn(4, 16)\n"
+    )
+    try:
+        ran = cli("inspect", "hidden:model")
+    finally:
+        sys.modules.pop("hidden", None)
+    told = ran.out.split("Worth knowing:\n")[1].replace("\n  ", " ").splitlines()
+    assert told[0] == (
+        "- 0-1 normalise in forward by F.layer_norm, eps 1e-05 inside, subtracting a mean; every layer keeps "
+        "it"
+    )
+    assert told[1].startswith("- 0-1.norm return")
+    assert ran.out.count("F.layer_norm") == 1
