@@ -152,6 +152,8 @@ def _call_differences(call: Call, expected: Finding | NotANorm, name: str) -> li
     if isinstance(expected, NotANorm) or expected.kind is Kind.bounded:
         return [f"{what}; {name} does not"]
     pairs = []
+    if call.over is not None and expected.over is not Over.positions:
+        pairs.append(("", f"normalises over {expected.over_dimensions}"))
     if call.subtracts_mean != expected.subtracts_mean:
         pairs.append((call_mean(call), mean_phrase(expected)))
     if call.has_bias and not expected.has_bias:
@@ -166,7 +168,7 @@ def _call_differences(call: Call, expected: Finding | NotANorm, name: str) -> li
     if not pairs:
         return []
     ours, theirs = zip(*pairs, strict=True)
-    return [f"{what}, {', '.join(ours)}; {name} {join(theirs)}"]
+    return [f"{', '.join(filter(None, (what, *ours)))}; {name} {join(theirs)}"]
 
 
 # ---------------------------------------------------------------------------------- among themselves

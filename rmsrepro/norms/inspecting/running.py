@@ -122,7 +122,7 @@ def _watch(run: Run, model: nn.Module, inputs: object, mode: str) -> tuple[Count
     layers = [one for one in fused.seen if one.family == "encoder layer"]
     seen = [
         one
-        for one in (*functions.seen, *operations.seen)
+        for one in (*functions.seen, *operations.seen, *operations.written)
         if not any(one.path == layer.path or one.path.startswith(f"{layer.path}.") for layer in layers)
     ]
     return plain.counts, [*seen, *layers]

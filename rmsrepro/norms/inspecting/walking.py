@@ -128,7 +128,7 @@ def _at_its_row(module: nn.Module, found: Finding, shapes: Sequence[tuple[int, .
 
 
 def _other_row(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the shape of what shares a statistic; None where that is the last dimension alone, or nothing."""
+    """Return the shape of what shares a statistic; None where that is the last dimension, or nothing."""
     shapes = [shape for shape in shapes if len(shape) > 2]
     with undisturbed():
         read = dimensions_read(module, (), shapes) if shapes else None

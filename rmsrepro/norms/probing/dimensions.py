@@ -117,7 +117,7 @@ def _dependences(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
 
 def _changed(x: Tensor, place: tuple[int, ...], dimension: int) -> Tensor:
     """Change the other entries of the line through `place` along a dimension."""
-    line = (*place[:dimension], slice(None), *place[dimension + 1 :])
+    line: tuple[int | slice, ...] = (*place[:dimension], slice(None), *place[dimension + 1 :])
     changed = x.clone()
     changed[line] = 3 * x[line] + 1
     changed[place] = x[place]
