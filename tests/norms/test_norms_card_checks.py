@@ -370,7 +370,7 @@ class Centres(Sound):
     """The mean of a row of 30000 is off by an ulp of it, as in some kernels."""
 
     def normalise(self, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True) * (1 + torch.finfo(x.dtype).eps / 2)
+        centred = x - x.mean(-1, keepdim=True) * (1 + torch.finfo(x.dtype).eps)
         return centred * (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
 

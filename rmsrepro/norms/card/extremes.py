@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rmsrepro.norms.card.drawing import EPS, NAMES, alternating, generator, normal
 from rmsrepro.norms.card.numerics import CONSTANT, errors, gradients, largest, run, small_width
@@ -48,11 +48,9 @@ def half_precision_sums(subject: Subject) -> Check:
         x = torch.full(subject.sheet(64), value, dtype=torch.float16)
         with torch.no_grad():
             y = subject.direct()(x)
-        # A norm that centres may divide what fp32 rounds off a mean of 30000 by the root of a small eps.
-        ulps = 1.0 + EPS[torch.float32] * alternating(*x.shape)
         with subject.in_float64(), torch.no_grad():
             expected, _ = subject.reference(subject.direct())(x.double())
-            rounded, _ = subject.reference(subject.direct())(x.double() * ulps)
+            rounded, _ = subject.reference(subject.direct())(x.double() * _ulps(*x.shape))
         right = float(expected.flatten()[0])
         measured[f"fp16_{value:g}"] = {"output": float(y.flatten()[0]), "exact": right}
         # An output that fp16 does not hold is right when it is beyond what fp16 holds.
@@ -68,6 +66,15 @@ def half_precision_sums(subject: Subject) -> Check:
     return findings.check(fine, measured, "4 eps of the output, 1 % of the gradients")
 
 
+def _ulps(rows: int, dim: int) -> Tensor:
+    """Return factors that move numbers by an ulp of fp32, in turn up and down.
+
+    A norm that centres may divide what fp32 rounds off a mean of 30000 by the root of a small eps, which no
+    norm in fp32 could do better.
+    """
+    return 1.0 + EPS[torch.float32] * alternating(rows, dim)
+
+
 def _added_up(subject: Subject, findings: Findings) -> dict[str, Any]:
     """Gradients of parameters over 65536 bf16 rows of ones, with ones from above; and with signs."""
     rows, dim = 65536, small_width(subject)
@@ -81,13 +88,16 @@ def _added_up(subject: Subject, findings: Findings) -> dict[str, Any]:
             exactly = subject.reference(module)  # of the parameters as they were rounded
             _, slopes = run(module, x, x)
             with subject.in_float64():
-                y, leaves = exactly(x.double())
-                exact = gradients(y, leaves, x.double())
-            for name, got, right in zip(learned(module), slopes[1:], exact, strict=True):
+                exact, moved = (
+                    gradients(*exactly(x.double() * factor), x.double())
+                    for factor in (1.0, _ulps(1, x.shape[-1]))
+                )
+            for name, got, right, other in zip(learned(module), slopes[1:], exact, moved, strict=True):
                 value, expected = float(got.flatten()[0]), float(right.flatten()[0])
                 found[f"{name}_{label}_{NAMES[parameters]}"] = {"gradient": value, "exact": expected}
                 findings.expect(
-                    largest(got.double() - right) <= 0.01 * max(largest(right), 100.0),
+                    largest(got.double() - right)
+                    <= 0.01 * max(largest(right), 100.0) + 2 * largest(other - right),
                     f"the gradient of {name} over {rows} bf16 rows is {value:.6g} instead of {expected:.6g}",
                 )
     return found
