@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rmsrepro.norms.card.drawing import EPS
 from rmsrepro.norms.card.numerics import ALLOWED, Result, distances, gradients, run
-from rmsrepro.norms.card.subject import EPS, Subject
+from rmsrepro.norms.card.subject import Subject
 
 BOUNDS = {**ALLOWED, torch.float64: {"output": 64.0, "gradient": 256.0}}
 """Largest errors in units of the dtype's eps, as a norm's card has them."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,8 @@ class CheckNormVerb:
 def check_norm(overrides: list[Override]) -> int:
     """Measure a norm, print its card and write it; `show=true` says what would be measured instead."""
     options, rest = take_options(CheckNormVerb, overrides)
+    if not options.out_dir.strip():
+        raise UserError("out_dir='': expected a folder")
     subject = _subject(options, rest)
     from rmsrepro.norms.card import make_card
     from rmsrepro.norms.card.card import card_path
@@ -41,23 +45,39 @@ def check_norm(overrides: list[Override]) -> int:
         screen.print(head(subject))
         say(f"card: {path}")
         return 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out_dir={options.out_dir}: no card can be written there ({error})") from error
+    with _writing(options.out_dir):
+        _look(path)
     progress = console(stderr=True)
     if progress.is_terminal:
         with progress.status("") as spinner:
             card = make_card(subject, lambda what: spinner.update(Text(f"{subject.name}: {what}")))
     else:
         card = make_card(subject)
-    write_atomic(path, to_json(card.to_json()) + "\n")
+    with _writing(options.out_dir):
+        write_atomic(path, to_json(card.to_json()) + "\n")
     print_card(card, screen)
     say(f"card: {path}")
     if card.failed:
         failed = f"failed: {', '.join(card.failed)}"
         say(textwrap.fill(failed, 80, subsequent_indent="  "), stderr=True)
     return 1 if card.failed else 0
+
+
+@contextlib.contextmanager
+def _writing(out_dir: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"out_dir={out_dir}: no card can be written there ({error})") from error
+
+
+def _look(path: Path) -> None:
+    """Make the card's folder, and see before anything is measured what would keep the card from it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path.parent} cannot be written to")
 
 
 def card_name(overrides: Sequence[Override], params: Mapping[str, Any]) -> str:
@@ -116,7 +136,9 @@ def _buildable(name: str, params: dict[str, Any], backend: str, dim: int) -> Sub
         raise UserError(f"norm={name}: {error}") from error
     try:
         subject.build()
-    except Exception as error:  # a user's class may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's class may raise anything, an exit included
         raise UserError(
             f"norm={name}: it cannot be built at dim={dim} ({first_line(error)}); dim=N measures it at "
             "another width"

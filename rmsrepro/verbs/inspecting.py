@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ def inspect(overrides: list[Override]) -> int:
     options, rest = take_options(InspectVerb, overrides)
     if not options.target:
         raise UserError("inspect needs a model: rmsrepro inspect package.module:factory")
+    if not options.out_dir.strip():
+        raise UserError("out_dir='': expected a folder")
     _check_keys(rest)
     open_plugins(rest)
     spec = _norm(rest)
@@ -49,7 +52,10 @@ def inspect(overrides: list[Override]) -> int:
         mismatches = [] if spec is None else compare(found, spec)
     except ValueError as error:
         raise UserError(f"{options.target}: {error}") from error
-    notable = [*([] if spec is not None else mixtures(found)), *remarks(found)]
+    mixed = [] if spec is not None else mixtures(found)
+    # A mixture says what the plain remark says, and what the others do.
+    said = {(one.paths, one.text.partition(";")[0]) for one in mixed}
+    notable = [*mixed, *(one for one in remarks(found) if (one.paths, one.text) not in said)]
     record = _record(options.target, spec, found, mismatches, notable)
     try:
         write_atomic(path, to_json(record) + "\n")
@@ -179,7 +185,7 @@ def layer_lines(layers: Sequence[Layer], width: int) -> list[str]:
     for layer in layers:
         one = layer.finding
         bias = ", ".join(one.bias_names) or ("constant" if one.adds_constant else "-")
-        cells = layer.class_name, str(one.width), _mean(one), bias, gain_cell(one), _eps(one), one.divisor
+        cells = layer.class_name, _entries(layer), _mean(one), bias, gain_cell(one), _eps(one), one.divisor
         groups.setdefault(cells, []).append(layer.path)
     heads = ("", "class", "n", "mean", "bias", "gain", "eps", "divided by")
     rows = [heads, *((str(len(paths)), *cells) for cells, paths in groups.items())]
@@ -194,6 +200,16 @@ def layer_lines(layers: Sequence[Layer], width: int) -> list[str]:
         lines += wrapped.wrap(row[-1])
         lines += [f"{' ' * columns[0]}  {path or '(itself)'}" for path in collapse(paths)]
     return lines
+
+
+def _entries(layer: Layer) -> str:
+    """Entries of a row; what was seen where another dimension than the last is one."""
+    one = layer.finding
+    if not one.dimensions:
+        return str(one.width)
+    if layer.calls is None:
+        return "-"
+    return str(math.prod(one.input_shape[place] for place in one.dimensions))
 
 
 def _mean(one: Finding) -> str:

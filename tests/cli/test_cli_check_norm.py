@@ -48,6 +48,18 @@ class Overwriting(Sound):
         return x * self.weight
 
 
+class Leaves(Sound):
+    """Ends the program on its first call."""
+
+    def forward(self, x):
+        raise SystemExit(0)
+
+
+class LeavesAtOnce(Sound):
+    def __init__(self, dim: int) -> None:
+        raise SystemExit(0)
+
+
 @register_norm("careless", summary="fp32 out, and in place")
 class Careless(Sound):
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
@@ -236,6 +248,31 @@ def test_a_reason_is_printed_once_and_what_explains_it_first(cli: Run, module: s
     assert max(map(len, ran.err.splitlines())) <= 80
 
 
+@pytest.mark.usefixtures("without_compiler")
+def test_a_norm_that_ends_the_program_has_failed(cli: Run, module: str) -> None:
+    ran = cli("check-norm", f"{module}:Leaves", "dim=8")
+    assert ran.code == 1
+    assert "it raised SystemExit: 0 (carded_norms.py:" in ran.out
+    assert card_of("carded_norms.Leaves")["status"] == "fail"
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_the_eps_of_torchs_rmsnorm_is_none(cli: Run) -> None:
+    ran = cli("check-norm", "torch.nn:RMSNorm", "dim=8")
+    assert "None and 0 (this setting and none)" in ran.out
+    assert card_of("torch.nn.RMSNorm")["eps"]["setting"] == {"eps": None}
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_disk_that_is_full_at_the_end(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rmsrepro.runs.files.write_atomic", full)
+    ran = cli("check-norm", "none", "dim=8")
+    assert ran.error == "out_dir=outputs: no card can be written there ([Errno 28] No space left on device)"
+
+
 def test_show_measures_nothing(cli: Run) -> None:
     ran = cli("check-norm", "prmsnorm", "norm.variant=authors_torch", "show=true")
     assert ran.code == 0
@@ -272,6 +309,16 @@ WRONG = [
     ("rmsnorm plugins=[no_such_module]", "plugins=[no_such_module]: no module named 'no_such_module'"),
     ("rmsnorm out_dir=taken", "out_dir=taken: no card can be written there"),
     (
+        "rmsnorm out_dir=folders",
+        "out_dir=folders: no card can be written there (folders/cards/rmsnorm.json is a folder)",
+    ),
+    ("rmsnorm out_dir=", "out_dir='': expected a folder"),
+    ("rmsnorm out_dir= show=true", "out_dir='': expected a folder"),
+    (
+        "carded_norms:LeavesAtOnce",
+        "norm=carded_norms:LeavesAtOnce: it cannot be built at dim=64 (SystemExit: 0)",
+    ),
+    (
         "carded_norms:Sound norm.broken=true dim=8",
         "norm=carded_norms:Sound: it cannot be built at dim=8 (RuntimeError: no such luck); dim=N measures",
     ),
@@ -279,8 +326,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[text or "nothing" for text, _ in WRONG])
-def test_wrong_commands(cli: Run, module: str, text: str, message: str) -> None:
+def test_wrong_commands(
+    cli: Run, module: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("taken").write_text("a file\n")
+    Path("folders/cards/rmsnorm.json").mkdir(parents=True)
+    monkeypatch.setattr("rmsrepro.norms.card.make_card", None)  # nothing is measured
     ran = cli("check-norm", *text.split())
     assert message in " ".join(ran.error.split())
     assert ran.out == ""

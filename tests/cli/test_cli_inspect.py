@@ -92,6 +92,24 @@ def misfit():
     return nn.Linear(4, 4), torch.randn(2, 5)
 
 
+class Unrunnable(nn.Module):
+    def forward(self, x):
+        raise SystemExit(0)
+
+
+def unrunnable():
+    return Unrunnable(), torch.randn(2, 5)
+
+
+class OverTime(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6)
+
+
+def over_time():
+    return nn.Sequential(nn.Linear(16, 16), OverTime()), torch.randn(2, 5, 16)
+
+
 class Inner:
     plain = staticmethod(lambda: nn.GELU())
 '''
@@ -162,6 +180,14 @@ def test_without_a_norm_a_mixed_model_is_flagged(cli: Run) -> None:
     assert "- 3.norm carries a bias (bias); 3 other layers carry no bias" in ran.out
     assert "norm=" not in ran.out
     assert record("models.leftover")["norm"] is None
+
+
+def test_a_norm_over_another_dimension(cli: Run) -> None:
+    ran = cli("inspect", "models:over_time", "norm=rmsnorm", "norm.eps=1e-6", "norm.gain=false")
+    assert ran.code == 1
+    assert "1  OverTime  5  kept  -     -     1e-06 inside  rms over dimension 1\n" in ran.out
+    assert "- 1 normalises over dimension 1 of 3; rmsnorm over the last dimension\n" in ran.out
+    assert record("models.over_time")["layers"][0]["finding"]["dimensions"] == [1]  # type: ignore[index]
 
 
 def test_torchs_encoder(cli: Run) -> None:
@@ -242,6 +268,8 @@ WRONG = [
         "model=gru: inspect has no option model (it takes a model, norm, norm.PARAMETER",
     ),
     ("models:clean plugin=[x]", "inspect has no option plugin; did you mean plugins?"),
+    ("models:clean out_dir=", "out_dir='': expected a folder"),
+    ("models:unrunnable", "models:unrunnable: the module does not run on its inputs: SystemExit: 0"),
     ("models:clean out_dir=models.py", "out_dir=models.py: models.py is a file, not a folder"),
     ("norm=rmsnorm", "inspect needs a model"),
 ]
@@ -258,3 +286,34 @@ def test_as_a_program(program: Run) -> None:
     assert ran.code == 1
     assert ran.err == ""
     assert "keep the mean; layernorm subtracts a mean" in ran.out
+
+
+def test_what_is_computed_comes_before_remarks_on_dtypes(cli: Run) -> None:
+    Path("hidden.py").write_text(
+        "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.linear = Norm(), nn.Linear(16, 16)\n"
+        "    def forward(self, x):\n"
+        "        return F.layer_norm(self.linear(self.norm(x)), (16,))\n"
+        "class Norm(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.ones(16))\n"
+        "    def forward(self, x):\n"
+        "        return self.weight * (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + 1e-6))\n"
+        "def model():\n"
+        "    return nn.Sequential(Block(), Block()), torch.randn(4, 16)\n"
+    )
+    try:
+        ran = cli("inspect", "hidden:model")
+    finally:
+        sys.modules.pop("hidden", None)
+    told = ran.out.split("Worth knowing:\n")[1].replace("\n  ", " ").splitlines()
+    assert told[0] == (
+        "- 0-1 normalise in forward by F.layer_norm, eps 1e-05 inside, subtracting a mean; every layer keeps "
+        "it"
+    )
+    assert told[1].startswith("- 0-1.norm return")
+    assert ran.out.count("F.layer_norm") == 1

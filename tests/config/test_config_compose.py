@@ -335,6 +335,18 @@ def test_a_mistake_in_a_file_of_the_user_is_located(
     assert found.endswith(f"(in conf/{file}.yaml)")
 
 
+def test_of_several_files_the_one_at_fault_is_named(refused: Refused) -> None:
+    write("conf/norm/x.yaml", "name: rmsnorm\neps: [1,\n")
+    assert refused("debug=fast", "norm=x").endswith("(in conf/norm/x.yaml)")
+
+
+def test_only_parameters_of_the_chosen_norm_are_offered(refused: Refused) -> None:
+    assert refused("norm=dyt", "norm.alfa=1") == (
+        "norm.alfa=1: there is no key norm.alfa with norm=dyt; did you mean norm.alpha, norm.gain, "
+        "norm.bias? (keys there: norm.alpha, norm.bias, norm.gain)"
+    )
+
+
 def test_a_file_in_another_encoding_is_located(refused: Refused) -> None:
     Path("conf/experiment").mkdir(parents=True)
     Path("conf/experiment/x.yaml").write_bytes(b"# @package _global_\n# caf\xe9\nseed: 3\n")

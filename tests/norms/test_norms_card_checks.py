@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rmsrepro.norms import register_norm, registry
+from rmsrepro.norms.batchnorm import BatchNorm
 from rmsrepro.norms.card import Check, Status, Subject, make_card
 from rmsrepro.norms.card.card import CHECKS
 from rmsrepro.norms.card.result import guarded
@@ -61,7 +64,7 @@ class _HalfGain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
         y, gain = ctx.saved_tensors
-        parts = (upstream * y).flatten(0, -2)
+        parts = (upstream * y).reshape(-1, y.shape[-1])
         total = parts.new_zeros(parts.shape[-1])
         for start in range(0, parts.shape[0], 64):  # rounded to the dtype after each part
             total = total + parts[start : start + 64].sum(0)
@@ -222,6 +225,155 @@ class Leaks(Sound):
         return x * (x.square().mean(-1, keepdim=True) + 0.1 * x.square().mean() + self.eps).rsqrt()
 
 
+class OverTime(Sound):
+    """Normalises over the second dimension, which a batch of rows does not have."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        over = (1, -1) if x.dim() > 2 else (-1,)
+        return x * (x.square().mean(over, keepdim=True) + self.eps).rsqrt()
+
+
+class NoSentences(Sound):
+    def normalise(self, x: Tensor) -> Tensor:
+        if x.dim() > 3:
+            raise RuntimeError("no heads")
+        return super().normalise(x)
+
+
+class Cumulative(Sound):
+    """Looks at the rows before: the first one does not notice."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        squares = x.square().mean(-1, keepdim=True)
+        before = squares.reshape(-1, 1).cumsum(0).reshape(squares.shape)
+        return x * (squares + 0.1 * (before - squares).clamp_min(0.0) + self.eps).rsqrt()
+
+
+class _OverTime(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(y, gain)
+        return y * gain
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        y, gain = ctx.saved_tensors
+        parts = upstream * y
+        if parts.dim() == 3:
+            parts = parts[:, -1]
+        return upstream * gain, parts.reshape(-1, y.shape[-1]).sum(0)
+
+
+class BackwardOverTime(Sound):
+    """The gain's gradient is that of the last positions of sentences."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.weight.shape[0]:
+            raise ValueError("shape")
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        return _OverTime.apply(self.normalise(wide), self.weight).to(x.dtype)
+
+
+class HalvedAfterwards(Sound):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.training else y / 2
+
+
+class NoGainAfterwards(Sound):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.training else y / self.weight.to(x.dtype)
+
+
+class ImpreciseAfterwards(Sound):
+    """In evaluation, fp32 goes through bf16 on the way."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        y = super().normalise(x)
+        return y.bfloat16().float() if x.dtype is torch.float32 and not self.training else y
+
+
+class HalfParameters(Sound):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.float() if self.weight.dtype is torch.bfloat16 else y
+
+
+class AtLeastTwo(Broadcasts):
+    """Not to be had one wide, where the other half of the check would have seen it broadcast."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+        if dim < 2:
+            raise ValueError("too narrow")
+        super().__init__(dim, eps=eps)
+
+
+# ------------------------------------------------------------------------- nothing is wrong with these
+
+
+class Frozen(Sound):
+    """Its gain is not learned, as in the first stage of a fine-tuning."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+        super().__init__(dim, eps=eps)
+        self.weight.requires_grad_(False)
+
+
+class Counts(Sound):
+    """A whole number among the parameters."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+        super().__init__(dim, eps=eps)
+        self.count = nn.Parameter(torch.tensor(3), requires_grad=False)
+
+
+class Remembers(Sound):
+    """Divides by what the batches before were like, and by nothing of this one."""
+
+    seen: Tensor
+
+    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+        super().__init__(dim, eps=eps)
+        self.register_buffer("seen", torch.ones(()))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        y = x * (self.seen + self.eps).rsqrt()
+        if self.training and x.numel():
+            self.seen = self.seen.lerp(x.detach().square().mean().clamp(0.1, 10).to(self.seen.dtype), 0.1)
+        return y
+
+
+class Recomputes(Sound):
+    """Keeps nothing for its backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return y
+
+
+class Signs(Sound):
+    """Its gradient is 0 but for eps."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return x / (x.abs() + self.eps)
+
+
+class Large(Sound):
+    """Rows of 30000 become larger than fp16 holds."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class Centres(Sound):
+    """The mean of a row of 30000 is off by an ulp of it, as in some kernels."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True) * (1 + torch.finfo(x.dtype).eps)
+        return centred * (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+
 class Raises(Sound):
     def forward(self, x: Tensor) -> Tensor:
         raise OSError("the disk is full\nand so on")
@@ -248,7 +400,36 @@ FAULTS: list[tuple[type[Sound], set[str], str, str]] = [
     (GraphBreak, {"torch_compile"}, "torch_compile", "1 graph breaks"),
     (LooksAtValues, {"torch_compile", "torch_export"}, "torch_export", "it raised"),
     (Widens, {"dtype_rule"}, "dtype_rule", "fp32 for bf16, fp16, bf16 under autocast, fp16 under autocast"),
-    (Forgetful, {"state_dict"}, "state_dict", "other values in evaluation mode"),
+    (Forgetful, {"state_dict", "evaluation"}, "state_dict", "other values in evaluation mode"),
+    (
+        OverTime,
+        {"leading_dimensions", "rows_independent"},
+        "leading_dimensions",
+        "of the shape (B, T, d) differ",
+    ),
+    (
+        NoSentences,
+        {"leading_dimensions"},
+        "leading_dimensions",
+        "the shape (B, H, T, d) raises RuntimeError: no heads",
+    ),
+    (Cumulative, {"rows_independent"}, "rows_independent", "when other rows change"),
+    (BackwardOverTime, {"leading_dimensions"}, "leading_dimensions", "of the shape (B, T, d) differ by"),
+    (
+        HalvedAfterwards,
+        {"evaluation"},
+        "evaluation",
+        "evaluation differs from training by 0.5, gradients by 0.5",
+    ),
+    (NoGainAfterwards, {"evaluation"}, "evaluation", "evaluation differs from training by"),
+    (ImpreciseAfterwards, {"agreement_fp32", "evaluation"}, "agreement_fp32", "off by"),
+    (HalfParameters, {"dtype_rule"}, "dtype_rule", "fp32 for bf16 with bf16 parameters"),
+    (
+        AtLeastTwo,
+        {"last_dimension"},
+        "last_dimension",
+        "built for 16 and given 1 entries it returns the shape (2, 16)",
+    ),
     (Unpicklable, {"copies"}, "copies", "pickle"),
     (NoEmpty, {"empty_batch"}, "empty_batch", "it raised"),
     (UnusedWhenEmpty, {"empty_batch"}, "empty_batch", "weight gets no gradient"),
@@ -264,12 +445,13 @@ FAULTS: list[tuple[type[Sound], set[str], str, str]] = [
     (OnceDifferentiable, {"gradgradcheck"}, "gradgradcheck", "second derivatives are not those of"),
 ]
 SLOW = {"torch_compile", "torch_export"}
+RIGHT = [Frozen, Counts, Remembers, Recomputes, Signs, Large, Centres]
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known = dict(registry._registered)
-    for cls in (Sound, Raises, *(fault[0] for fault in FAULTS)):
+    for cls in (Sound, Raises, *RIGHT, *(fault[0] for fault in FAULTS)):
         register_norm(cls.__name__.lower())(cls)
     yield
     registry._registered.clear()
@@ -298,6 +480,53 @@ def test_a_fault_fails_its_check_and_no_other(
     assert failed(found) == expected, {name: found[name].text for name in failed(found) | {one}}
     assert text in found[one].text
     assert found[one].text.count("\n") == 0
+
+
+@pytest.mark.parametrize("cls", RIGHT)
+def test_unusual_norms_that_are_right(cls: type[Sound], monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {name: check for name, check in CHECKS.items() if name not in SLOW}
+    monkeypatch.setattr("rmsrepro.norms.card.card.CHECKS", quick)
+    card = make_card(Subject(cls.__name__.lower(), dim=16))
+    assert card.failed == [], {name: card.checks[name].text for name in card.failed}
+    skipped = {name for name, check in card.checks.items() if check.status is Status.not_applicable}
+    assert skipped <= {"table_1", "gradients"}
+
+
+def test_a_batchnorm_is_compared_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject("batchnorm", dim=16)
+    check = CHECKS["agreement_fp32"]
+    assert check(subject).status is Status.passed
+
+    def forgets_the_variance(self: BatchNorm, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return whole(self, x, mask) if self.training else (x - self.running_mean) * self.weight + self.bias
+
+    whole = BatchNorm.forward
+    monkeypatch.setattr(BatchNorm, "forward", forgets_the_variance)
+    assert check(subject).status is Status.failed
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), SystemExit("bye"), asyncio.CancelledError()])
+def test_a_norm_that_ends_the_program_has_failed(
+    raised: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        raise raised
+
+    monkeypatch.setattr(Raises, "forward", forward)
+    card = make_card(Subject("raises", dim=16))
+    assert {"agreement_fp32", "gradcheck", "last_dimension", "torch_export", "copies"} <= set(card.failed)
+    assert type(raised).__name__ in card.checks["agreement_fp32"].text
+    assert card.counts["text"].startswith(f"not measured: it raised {type(raised).__name__}")
+    assert card.subject.reference_name
+
+
+def test_an_interrupt_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Raises, "forward", forward)
+    with pytest.raises(KeyboardInterrupt):
+        make_card(Subject("raises", dim=16))
 
 
 def test_every_check_has_a_norm_that_fails_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -294,6 +295,186 @@ def test_norms_written_out_in_a_forward() -> None:
     assert {one.function for one in found.calls} == {"written out"}
 
 
+class InForward(nn.Module):
+    """A function of two linear maps of its input."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.other, self.function = nn.Linear(32, 32), nn.Linear(32, 32), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.one(x), self.other(x)) + self.other(x)
+
+
+def mean(x: Tensor, dim: int = -1) -> Tensor:
+    return x.mean(dim, keepdim=True)
+
+
+def length(x: Tensor) -> Tensor:
+    return x.norm(dim=-1, keepdim=True)
+
+
+def by_var_mean(x: Tensor, _: Tensor) -> Tensor:
+    variance, centre = torch.var_mean(x, -1, keepdim=True, correction=0)
+    return (x - centre) * (variance + 1e-5).rsqrt()
+
+
+def by_std_mean(x: Tensor, _: Tensor) -> Tensor:
+    deviation, centre = torch.std_mean(x, -1)
+    return (x - centre[..., None]) / (deviation[..., None] + 1e-6)
+
+
+def by_var(x: Tensor, _: Tensor) -> Tensor:
+    return (x - mean(x)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
+
+
+def by_std(x: Tensor, _: Tensor) -> Tensor:
+    return (x - mean(x)) / (x.std(-1, keepdim=True) + 1e-3)
+
+
+def by_mean_of_squares(x: Tensor, _: Tensor) -> Tensor:
+    centre = mean(x)
+    return (x - centre) / (mean(x * x) - centre * centre + 1e-5) ** 0.5
+
+
+def by_sums(x: Tensor, _: Tensor) -> Tensor:
+    centre = x.sum(-1, keepdim=True) / 32
+    variance = x.pow(2).sum(-1, keepdim=True) / 32 - centre.square()
+    return (x - centre) * (variance + 1e-5) ** -0.5
+
+
+def mean_subtracted_last(x: Tensor, _: Tensor) -> Tensor:
+    variance, centre = torch.var_mean(x, -1, keepdim=True, correction=0)
+    factor = torch.rsqrt(variance + 1e-5)
+    return x * factor - centre * factor
+
+
+def centred_twice(x: Tensor, _: Tensor) -> Tensor:
+    variance = mean((x - mean(x)).square())
+    return (x - mean(x)) / torch.sqrt(variance + 1e-5)
+
+
+def by_einsum(x: Tensor, _: Tensor) -> Tensor:
+    return x / (torch.einsum("btd,btd->bt", x, x)[..., None] / 32 + 1e-5).sqrt()
+
+
+def by_matmul(x: Tensor, _: Tensor) -> Tensor:
+    return x / (x.unsqueeze(-2) @ x.unsqueeze(-1)).squeeze(-1).div(32).add(1e-5).sqrt()
+
+
+def of_the_first_entries(x: Tensor, _: Tensor) -> Tensor:
+    return x / (mean(x[..., :8].square()) + 1e-5).sqrt()
+
+
+def in_place(x: Tensor, _: Tensor) -> Tensor:
+    y = x.clone()
+    size = mean(y.pow(2)).add_(1e-5).sqrt_()
+    y.div_(size)
+    return y / (size + 1)
+
+
+def cast(x: Tensor, _: Tensor) -> Tensor:
+    return x * torch.rsqrt(mean(x.double().pow(2)).float() + 1e-6)
+
+
+def of_heads(x: Tensor, _: Tensor) -> Tensor:
+    heads = x.unflatten(-1, (4, 8))
+    return (heads / length(heads).clamp(min=1e-9)).flatten(-2)
+
+
+def divided_last(x: Tensor, _: Tensor) -> Tensor:
+    """eps is divided by n too."""
+    return x / ((x.square().sum(-1, keepdim=True) + 32e-5) / 32).sqrt()
+
+
+def by_magnitudes(x: Tensor, _: Tensor) -> Tensor:
+    return x / (mean(x.abs()) + 1e-3)
+
+
+def transposed(x: Tensor, _: Tensor) -> Tensor:
+    y = x.transpose(1, 2)
+    return (y * torch.rsqrt(mean(y.square(), 1) + 1e-6)).transpose(1, 2)
+
+
+def along_time(x: Tensor, _: Tensor) -> Tensor:
+    return F.normalize(x)
+
+
+def of_several(x: Tensor, _: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[1:])
+
+
+@pytest.mark.parametrize(
+    ("function", "subtracts", "divided_by", "eps", "position", "over"),
+    [
+        (by_var_mean, True, None, 1e-5, "inside", None),
+        (by_std_mean, True, None, 1e-6, "outside", None),
+        (by_var, True, None, 1e-5, "inside", None),
+        (by_std, True, None, 1e-3, "outside", None),
+        (by_mean_of_squares, True, None, 1e-5, "inside", None),
+        (by_sums, True, None, 1e-5, "inside", None),
+        (mean_subtracted_last, True, None, 1e-5, "inside", None),
+        (centred_twice, True, None, 1e-5, "inside", None),
+        (by_einsum, False, None, 1e-5, "inside", None),
+        (by_matmul, False, None, 1e-5, "inside", None),
+        (of_the_first_entries, False, None, 1e-5, "inside", None),
+        (in_place, False, None, 1e-5, "inside", None),
+        (cast, False, None, 1e-6, "inside", None),
+        (of_heads, False, None, 1e-9, "floor", None),
+        (divided_last, False, None, 1e-5, "inside", None),
+        (by_magnitudes, False, "mean |a|", 1e-3, "outside", None),
+        (transposed, False, None, 1e-6, "inside", "dimension 1 of 3"),
+        (along_time, False, "l2", 1e-12, "floor", "dimension 1 of 3"),
+        (of_several, True, "std", 1e-5, "inside", "dimensions 1 and 2 of 3"),
+    ],
+)
+def test_norms_of_every_form_in_a_forward(
+    function: Callable[[Tensor, Tensor], Tensor],
+    subtracts: bool,
+    divided_by: str | None,
+    eps: float,
+    position: str,
+    over: str | None,
+) -> None:
+    found = inspect_model(InForward(function), torch.randn(2, 5, 32))
+    (call,) = found.calls
+    assert (call.subtracts_mean, call.divided_by) == (subtracts, divided_by)
+    assert (call.eps, call.eps_position, call.over) == (pytest.approx(eps), position, over)
+    assert (call.modes, call.count) == (("evaluation", "training"), 1)
+    texts = " ".join(said(found, "rmsnorm", eps=eps, eps_position="inside"))
+    assert ("rmsnorm normalises over the last dimension" in texts) == (over is not None)
+    assert ("keeps the mean" in texts) == subtracts
+    assert bool(texts) == (subtracts or divided_by is not None or over is not None or position != "inside")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, h: h * mean(x.pow(2)).sqrt(),
+        lambda x, h: x * mean(x.pow(2)).sqrt(),
+        lambda x, h: h / (x.abs() + 1),
+        lambda x, h: x / (x.abs() + 1),
+        lambda x, h: h / (length(x) + 1),
+        lambda x, h: torch.cat([x.chunk(2, -1)[0] / length(x.chunk(2, -1)[1]), h], -1)[..., :32],
+        lambda x, h: torch.cat([x[..., :16] / length(x[..., 16:]), h], -1)[..., :32],
+        lambda x, h: x * F.cosine_similarity(x, h, dim=-1)[..., None],
+        lambda x, h: h * (x * h).sum(-1, keepdim=True) / (length(x) * length(h)),
+        lambda x, h: h / x.std(),
+        lambda x, h: x / (x.var(-1, keepdim=True) + 1e-5),
+        lambda x, h: x * (1 / length(x)).clamp(max=1.0),
+        lambda x, h: x.clone().mul_(h) / length(x),
+        lambda x, h: x - mean(h),
+        lambda x, h: (torch.fft.rfft(x) * torch.ones(1, dtype=torch.complex64)).abs().sum() * h,
+        lambda x, h: torch.nested.nested_tensor([x[0], h[0]]).mul(2.0).sqrt().to_padded_tensor(0.0) * 0 + h,
+        lambda x, h: (x[0].to_sparse() * x[0].to_sparse()).to_dense() + h,
+    ],
+    ids=range(17),
+)
+def test_divisions_that_are_no_norms(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    found = inspect_model(InForward(function), torch.randn(2, 5, 32))
+    assert (found.layers, found.calls) == ((), ())
+
+
 def test_attention_and_losses_are_no_norms() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -440,6 +621,71 @@ def test_half_precision_models_and_those_without_values() -> None:
         large = nn.Sequential(nn.RMSNorm(2048, eps=1e-6), nn.Linear(2048, 2048))
     (layer,) = inspect_model(large).layers
     assert (layer.path, str(layer.finding.eps), layer.finding.entries) == ("0", "1e-06 inside", 2048)
+
+
+# -------------------------------------------------------------------------------------- dimensions
+
+
+class Pixel(nn.Module):
+    """Over the second dimension, and without a parameter that would tell how large it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.square().mean(1, keepdim=True) + 1e-8).sqrt()
+
+
+class Whole(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean((1, 2), keepdim=True)
+        return x * torch.rsqrt(x.square().mean((1, 2), keepdim=True) + 1e-6)
+
+
+def test_norms_over_other_dimensions_than_the_last() -> None:
+    for shape, width, words in (
+        ((2, 24, 6, 7), 24, "dimension 1 of 4"),
+        ((2, 5, 16), 5, "dimension 1 of 3"),
+    ):
+        found = inspect_model(Pixel(), torch.randn(shape))
+        (layer,) = found.layers
+        assert (layer.finding.width, layer.finding.over_dimensions) == (width, words)
+        assert said(found, "rmsnorm", eps=1e-8, gain=False) == [
+            f"the module itself normalises over {words}; rmsnorm over the last dimension"
+        ]
+    as_rows = inspect_model(Pixel(), torch.randn(6, 16))
+    assert said(as_rows, "rmsnorm", eps=1e-8, gain=False) == []
+    (layer,) = inspect_model(Whole(), torch.randn(2, 5, 16)).layers
+    assert (layer.finding.width, layer.finding.divisor) == (80, "std over dimensions 1 and 2")
+    assert inspect_model(nn.Softmax(1), torch.randn(2, 5, 16)).layers == ()
+    two = inspect_model(nn.LayerNorm((5, 16)), torch.randn(2, 5, 16))
+    assert said(two, "layernorm") == [
+        "the module itself normalises over dimensions 1 and 2 of 3; layernorm over the last dimension"
+    ]
+
+
+def test_a_group_for_each_channel_is_found_without_inputs() -> None:
+    for inputs in (None, torch.randn(2, 8, 5)):
+        (layer,) = inspect_model(nn.Sequential(nn.GroupNorm(8, 8)), inputs).layers
+        assert layer.finding.divisor == "std over positions"
+
+
+def test_dyt_without_gain_is_as_dyt_without_gain() -> None:
+    found = inspect_model(nn.Sequential(nn.Linear(8, 8), build_norm("dyt", 8, gain=False), nn.Tanh()))
+    assert [layer.path for layer in found.layers] == ["1"]
+    assert said(found, "dyt", gain=False) == []
+    assert said(found, "dyt") == ["1 has no gain; dyt has a gain for each entry"]
+
+
+def test_an_exit_in_a_forward() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise SystemExit(0)
+
+    with pytest.raises(ValueError, match="does not run on its inputs: SystemExit: 0"):
+        inspect_model(Leaves(), torch.randn(2, 8))
+    assert [layer.path for layer in inspect_model(Leaves()).layers] == ["norm"]
 
 
 # ------------------------------------------------------------------------------------------- words

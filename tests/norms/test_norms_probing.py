@@ -182,7 +182,7 @@ def test_torchs_layernorm() -> None:
     assert found(nn.LayerNorm(WIDTH, bias=False)).bias_names == ()
     bare = found(nn.LayerNorm(WIDTH, elementwise_affine=False))
     assert (bare.gain, bare.has_bias, bare.subtracts_mean) == (Gain.none, False, True)
-    assert found(nn.LayerNorm((4, 12)), (4, 12)).divisor == "std"
+    assert found(nn.LayerNorm((4, 12)), (4, 12)).divisor == "std over dimensions 2 and 3"
 
 
 def test_torchs_rmsnorm_without_eps_has_one_a_dtype() -> None:
@@ -208,6 +208,63 @@ def test_groups_and_positions() -> None:
     for module in (nn.InstanceNorm1d(WIDTH, affine=True), nn.InstanceNorm2d(WIDTH), nn.InstanceNorm3d(WIDTH)):
         assert found(module, channels_first=True).divisor == "std over positions"
     assert not found(nn.LayerNorm(WIDTH), channels_first=True).and_positions
+
+
+class RMSOver(nn.Module):
+    """An RMSNorm over any dimensions."""
+
+    def __init__(self, *dimensions: int) -> None:
+        super().__init__()
+        self.dimensions = dimensions
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dimensions = [one for one in self.dimensions if one < x.ndim]
+        return x / (x.square().mean(dimensions, keepdim=True) + 1e-5).sqrt() * self.weight
+
+
+class ChannelsFirst(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "dimensions", "words"),
+    [
+        (RMSOver(1), [(2, 9, WIDTH)], (1,), "dimension 1 of 3"),
+        (RMSOver(1), [], (1,), "dimension 1 of 3"),
+        (RMSOver(1), [(4, WIDTH)], (), "the last dimension"),
+        (RMSOver(1), [(4, WIDTH), (2, 9, WIDTH)], (1,), "dimension 1 of 3"),
+        (RMSOver(1), [(3, WIDTH, 6, 7)], (1,), "dimension 1 of 4"),
+        (RMSOver(1, 2), [(1, 1, WIDTH)], (1, 2), "dimensions 1 and 2 of 3"),
+        (RMSOver(1, 2), [], (1, 2), "dimensions 1 and 2 of 3"),
+        (nn.LayerNorm(WIDTH), [(1, 1, WIDTH)], (), "the last dimension"),
+        (build_norm("prmsnorm", WIDTH), [(2, 9, WIDTH)], (), "the last dimension"),
+        (ChannelsFirst(WIDTH), [(2, WIDTH, 6, 7)], (1,), "dimension 1 of 4"),
+        (ChannelsFirst(WIDTH), [], (1,), "dimension 1 of 4"),
+    ],
+)
+def test_the_dimensions_that_share_a_statistic(
+    module: nn.Module, shapes: list[tuple[int, ...]], dimensions: tuple[int, ...], words: str
+) -> None:
+    for channels_first in (False, True):
+        one = probe(module, WIDTH, channels_first=channels_first, shapes=shapes)
+        assert isinstance(one, Finding), one
+        assert (one.dimensions, one.over_dimensions) == (dimensions, words)
+
+
+def test_a_bounded_map_needs_a_parameter() -> None:
+    assert found(build_norm("dyt", WIDTH, gain=False)).kind is Kind.bounded
+    for plain in (nn.Tanh(), nn.Hardtanh(), nn.Softsign()):
+        assert probe(plain, WIDTH) == NotANorm("it is bounded, not scale-invariant")
+
+
+def test_an_exit_in_a_forward_is_no_exit() -> None:
+    class Leaves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise SystemExit(0)
+
+    assert probe(Leaves(), WIDTH) == NotANorm("SystemExit: 0", ran=False)
 
 
 # ------------------------------------------------------------------------------- hand-written norms

@@ -1,11 +1,13 @@
 """A norm's card: its properties, measured.
 
     subject.py     the norm that is measured: fresh modules, and what its values are compared with
+    drawing.py     the numbers that it is given
     lifting.py     the norm's casts to fp32 undone, for a reference of norms that compute in fp32 inside
     result.py      what a check says
     numerics.py    checks of values: agreement with float64, derivatives
     extremes.py    checks where numbers are coarse, many, zero, very small or very large
-    behaviour.py   checks of a module: shapes, memory, torch.compile, torch.export, saving and copying
+    rows.py        checks of shapes, of rows beside each other, and of evaluation beside training
+    behaviour.py   checks of a module: memory, torch.compile, torch.export, saving and copying
     invariance.py  Table 1 of the paper by measurement
     gradients.py   what the invariances say about gradients
     counting.py    operations and bytes of the operations that really run

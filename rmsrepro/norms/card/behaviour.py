@@ -1,4 +1,4 @@
-"""Checks of a module: shapes, the caller's memory, torch.compile, torch.export, saving and copying."""
+"""Checks of a module: empty batches, views, the caller's memory, the compiler, saving and copying."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rmsrepro.norms.card.drawing import EPS, NAMES, normal, rows_of
 from rmsrepro.norms.card.numerics import distances, run
-from rmsrepro.norms.card.result import Check, Findings, first_line, judged, not_applicable
-from rmsrepro.norms.card.subject import EPS, NAMES, Subject, enliven, normal, rows_of
-from rmsrepro.norms.trial import ROWS_TOLERANCE, influence
+from rmsrepro.norms.card.result import Check, Findings, judged
+from rmsrepro.norms.card.subject import Subject, enliven, learned
 
 # -------------------------------------------------------------------------------------------- shapes
 
@@ -30,7 +30,7 @@ def empty_batch(subject: Subject) -> Check:
     findings = Findings()
     findings.expect(y.shape == x.shape, f"the shape (0, 5, {subject.dim}) becomes {tuple(y.shape)}")
     y.sum().backward()
-    found = {"x": x, **dict(module.named_parameters())}
+    found = {"x": x, **learned(module)}
     for name, leaf in found.items():
         if leaf.grad is None:
             findings.expect(False, f"{name} gets no gradient")
@@ -70,54 +70,6 @@ def non_contiguous(subject: Subject) -> Check:
             off <= allowed, f"a view ({name.replace('_', ' ')}) differs from its copy by {off:.2g}"
         )
     return findings.check("views give what their contiguous copies give", measured, allowed)
-
-
-def last_dimension(subject: Subject) -> Check:
-    """A last dimension of another size is refused, and nothing is broadcast."""
-    if subject.of_weights:
-        return not_applicable("the linear map refuses it")
-    findings, measured = Findings(), {}
-    for built, given in ((subject.dim, subject.dim + 1), (1, 4)):
-        try:
-            module = subject.build(built)
-        except Exception:
-            continue  # a norm may have reasons not to be one wide
-        label = f"{built}_given_{given}"
-        try:
-            y = module(torch.ones(2, given))
-        except ValueError:
-            measured[label] = "ValueError"
-        except Exception as error:
-            measured[label] = type(error).__name__
-            findings.expect(
-                not subject.built_in, f"{given} entries for {built}: {first_line(error)}, not ValueError"
-            )
-        else:
-            measured[label] = f"shape {tuple(y.shape)}"
-            findings.expect(
-                False,
-                f"built for {built} and given {given} entries it returns the shape {tuple(y.shape)}; "
-                "raise ValueError where x.shape[-1] is not dim",
-            )
-    kinds = " or ".join(dict.fromkeys(measured.values()))
-    return findings.check(f"another last dimension raises {kinds}", measured, "ValueError")
-
-
-def rows_independent(subject: Subject) -> Check:
-    """In training, a row's output does not change with the other rows."""
-    if subject.of_weights:
-        return not_applicable("it normalises weights, whatever the rows")
-    if subject.info.takes_mask:
-        return not_applicable("its statistics are over rows, and it is given their mask")
-    moved = influence(subject.lively, normal(2, 3, subject.dim).float())
-    if moved is None:
-        return not_applicable("the same input gives other values each time")
-    text = (
-        "a row's output does not change with the other rows"
-        if moved <= ROWS_TOLERANCE
-        else f"a row's output moves by {moved:.2g} when other rows change; a norm over rows takes a `mask`"
-    )
-    return judged(moved <= ROWS_TOLERANCE, text, moved, ROWS_TOLERANCE)
 
 
 # -------------------------------------------------------------------------------------------- memory

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rmsrepro import __version__
-from rmsrepro.norms.card import behaviour, extremes, numerics
+from rmsrepro.norms.card import behaviour, extremes, numerics, rows
 from rmsrepro.norms.card.counting import count
 from rmsrepro.norms.card.epsilon import measure_eps
 from rmsrepro.norms.card.gradients import follow_from_invariances, measure_gradients
@@ -36,8 +36,10 @@ CHECKS: Mapping[str, Callable[[Subject], Check]] = {
     "value_range": extremes.value_range,
     "empty_batch": behaviour.empty_batch,
     "non_contiguous": behaviour.non_contiguous,
-    "last_dimension": behaviour.last_dimension,
-    "rows_independent": behaviour.rows_independent,
+    "last_dimension": rows.last_dimension,
+    "leading_dimensions": rows.leading_dimensions,
+    "rows_independent": rows.rows_independent,
+    "evaluation": rows.evaluation,
     "in_place": behaviour.in_place,
     "torch_compile": behaviour.compiles,
     "torch_export": behaviour.exports,
@@ -146,7 +148,9 @@ def _or_reason(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return a part of the card without a verdict, or why it could not be measured."""
     try:
         return part()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return {"text": f"not measured: it raised {first_line(error)}"}
 
 

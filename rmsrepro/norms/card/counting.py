@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from rmsrepro.norms.card.subject import Subject, linear_of, normal
+from rmsrepro.norms.card.drawing import normal
+from rmsrepro.norms.card.subject import Subject, linear_of
 
 _COPIES = frozenset(
     {

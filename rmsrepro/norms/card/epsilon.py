@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsrepro.norms.card.subject import Subject, alternating, normal
+from rmsrepro.norms.card.drawing import alternating, normal
+from rmsrepro.norms.card.subject import Subject
 
 PART = 0.01
 """What counts as a difference, relative to the larger output."""
@@ -34,7 +35,8 @@ def measure_eps(subject: Subject) -> dict[str, Any]:
     setting = {"eps": subject.resolved.eps}
     placed = subject.has("eps_position")
     if placed:
-        setting["eps_position"] = subject.resolved.eps_position.value
+        position = subject.resolved.eps_position
+        setting["eps_position"] = getattr(position, "value", position)  # a user's may be plain text
     zero, own = _output(subject.at(eps=0.0)), _output(subject)
     found: dict[str, Any] = {
         "setting": setting,

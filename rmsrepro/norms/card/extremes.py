@@ -6,41 +6,36 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rmsrepro.norms.card.drawing import EPS, NAMES, alternating, generator, normal
 from rmsrepro.norms.card.numerics import CONSTANT, errors, gradients, largest, run, small_width
 from rmsrepro.norms.card.result import Check, Findings, first_line, judged, not_applicable
-from rmsrepro.norms.card.subject import (
-    EPS,
-    NAMES,
-    Subject,
-    alternating,
-    enliven,
-    generator,
-    linear_of,
-    normal,
-)
+from rmsrepro.norms.card.subject import Subject, enliven, learned, linear_of
 
 # -------------------------------------------------------------------------------------------- dtypes
 
 
 def dtype_rule(subject: Subject) -> Check:
-    """The output has the input's dtype, with fp32 parameters, without autocast and under it."""
-    module = enliven(subject.direct())
+    """The output has the input's dtype: with fp32 parameters, also under autocast, and with half ones."""
     found: dict[str, str] = {}
     wrong: dict[str, list[str]] = {}
-    for autocast in (False, True):
-        for dtype in EPS:
-            x = normal(*subject.sheet(4)).to(dtype)
-            where = f"{NAMES[dtype]}{' under autocast' if autocast else ''}"
-            try:
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                    y = module(x)
-                found[where] = NAMES.get(y.dtype, str(y.dtype))
-            except Exception as error:
-                found[where] = first_line(error)
-            if found[where] != NAMES[dtype]:
-                wrong.setdefault(found[where], []).append(where)
+    single = torch.float32
+    cases = [(dtype, single, autocast) for autocast in (False, True) for dtype in EPS]
+    cases += [(dtype, dtype, False) for dtype in (torch.bfloat16, torch.float16)]
+    for dtype, parameters, autocast in cases:
+        module, x = enliven(subject.direct()).to(parameters), normal(*subject.sheet(4)).to(dtype)
+        where = f"{NAMES[dtype]}{' under autocast' if autocast else ''}"
+        if parameters is not single:
+            where += f" with {NAMES[parameters]} parameters"
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                y = module(x)
+            found[where] = NAMES.get(y.dtype, str(y.dtype))
+        except Exception as error:
+            found[where] = first_line(error)
+        if found[where] != NAMES[dtype]:
+            wrong.setdefault(found[where], []).append(where)
     told = "; ".join(f"{got} for {', '.join(given)}" for got, given in wrong.items())
     text = told or "the output has the input's dtype, autocast or not"
     return judged(not wrong, text, found, "the input's dtype")
@@ -55,17 +50,29 @@ def half_precision_sums(subject: Subject) -> Check:
             y = subject.direct()(x)
         with subject.in_float64(), torch.no_grad():
             expected, _ = subject.reference(subject.direct())(x.double())
+            rounded, _ = subject.reference(subject.direct())(x.double() * _ulps(*x.shape))
         right = float(expected.flatten()[0])
         measured[f"fp16_{value:g}"] = {"output": float(y.flatten()[0]), "exact": right}
-        off = float((y.double() - expected).abs().max())
+        # An output that fp16 does not hold is right when it is beyond what fp16 holds.
+        most = torch.finfo(torch.float16).max
+        off = float((y.double().clamp(-most, most) - expected.clamp(-most, most)).abs().max())
         findings.expect(
-            off <= max(4 * EPS[torch.float16] * abs(right), 0.02),
+            off <= max(4 * EPS[torch.float16] * abs(right), 0.02) + 2 * largest(rounded - expected),
             f"an fp16 row of {value:g} gives {float(y.flatten()[0]):.4g} instead of {right:.4g}",
         )
     measured["gradients"] = _added_up(subject, findings)
     small = measured["fp16_300"]
     fine = f"an fp16 row of 300 gives {small['output']:.4g}; 65536 rows add up"
     return findings.check(fine, measured, "4 eps of the output, 1 % of the gradients")
+
+
+def _ulps(rows: int, dim: int) -> Tensor:
+    """Return factors that move numbers by an ulp of fp32, in turn up and down.
+
+    A norm that centres may divide what fp32 rounds off a mean of 30000 by the root of a small eps, which no
+    norm in fp32 could do better.
+    """
+    return 1.0 + EPS[torch.float32] * alternating(rows, dim)
 
 
 def _added_up(subject: Subject, findings: Findings) -> dict[str, Any]:
@@ -78,16 +85,19 @@ def _added_up(subject: Subject, findings: Findings) -> dict[str, Any]:
         x = x.to(torch.bfloat16)
         for parameters in (torch.float32, torch.bfloat16):
             module = subject.direct(dim).to(parameters)
+            exactly = subject.reference(module)  # of the parameters as they were rounded
             _, slopes = run(module, x, x)
             with subject.in_float64():
-                y, leaves = subject.reference(subject.direct(dim))(x.double())
-                exact = gradients(y, leaves, x.double())
-            names = [name for name, _ in module.named_parameters()]
-            for name, got, right in zip(names, slopes[1:], exact, strict=True):
+                exact, moved = (
+                    gradients(*exactly(x.double() * factor), x.double())
+                    for factor in (1.0, _ulps(1, x.shape[-1]))
+                )
+            for name, got, right, other in zip(learned(module), slopes[1:], exact, moved, strict=True):
                 value, expected = float(got.flatten()[0]), float(right.flatten()[0])
                 found[f"{name}_{label}_{NAMES[parameters]}"] = {"gradient": value, "exact": expected}
                 findings.expect(
-                    largest(got.double() - right) <= 0.01 * max(largest(right), 100.0),
+                    largest(got.double() - right)
+                    <= 0.01 * max(largest(right), 100.0) + 2 * largest(other - right),
                     f"the gradient of {name} over {rows} bf16 rows is {value:.6g} instead of {expected:.6g}",
                 )
     return found
@@ -113,7 +123,7 @@ def zero_rows(subject: Subject) -> Check:
                 f"{'rows of zeros' if zeros == subject.dim else f'rows that begin with {zeros} zeros'}{label}"
             )
             findings.expect(bool(y.isfinite().all()), f"{where}: the output is not finite")
-            names = ["the input", *(name for name, _ in one.build().named_parameters())]
+            names = ["the input", *learned(one.build())]
             for name, gradient in zip(names, slopes, strict=True):
                 findings.expect(
                     bool(gradient.isfinite().all()), f"{where}: the gradient of {name} is not finite"

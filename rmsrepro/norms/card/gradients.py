@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsrepro.norms.card.invariance import CASES, FACTORS, INPUTS, Setting
+from rmsrepro.norms.card.drawing import normal
+from rmsrepro.norms.card.invariance import CASES, FACTORS, INPUTS, Setting, remembered
+from rmsrepro.norms.card.numerics import largest
 from rmsrepro.norms.card.result import Check, Findings, not_applicable
-from rmsrepro.norms.card.subject import gains_of, normal
+from rmsrepro.norms.card.subject import gains_of
 
 STATEMENTS: Mapping[str, tuple[str, str]] = {
     "gain_unchanged_by_input_scale": ("dL/dg unchanged by the scale of x", "dataset_rescaling"),
@@ -53,9 +55,12 @@ def _deviations(setting: Setting, scale: float) -> dict[str, float | None]:
     weight = linear.weight.detach().clone()
     x = scale * normal(CASES, INPUTS, number=10)
     upstream = normal(CASES, setting.width, number=13)
-    leaves = {"weight": linear.weight, **gains_of(module)}
+    gains = {name: one for name, one in gains_of(module).items() if one.requires_grad}
+    leaves = {"weight": linear.weight, **gains}
+    restore = remembered(module)
 
     def gradients(w: Tensor, x: Tensor) -> dict[str, Tensor]:
+        restore()
         with torch.no_grad():
             linear.weight.copy_(w)
         found = torch.autograd.grad(module(x), list(leaves.values()), upstream, allow_unused=True)
@@ -65,27 +70,37 @@ def _deviations(setting: Setting, scale: float) -> dict[str, float | None]:
         }
 
     base = gradients(weight, x)
+    with torch.no_grad():
+        restore()
+        linear.weight.copy_(weight)
+        y = module(x)
+    # What is left of gradients that are 0 is noise: they are held against a part of the terms that cancel.
+    terms = 1e-3 * largest(upstream) * largest(y)
+    floors = dict.fromkeys(leaves, terms) | {"weight": terms / max(largest(weight), 1e-300)}
     wider_x = [gradients(weight, c * x) for c in FACTORS]
     wider_w = [(c, gradients(c * weight, x)) for c in FACTORS]
     off: dict[str, float | None] = {}
     for name in ("gain", "bias"):
         there = name in leaves
         off[f"{name}_unchanged_by_input_scale"] = (
-            max(_relative(one[name], base[name]) for one in wider_x) if there else None
+            max(_relative(one[name], base[name], floors[name]) for one in wider_x) if there else None
         )
         off[f"{name}_unchanged_by_weight_scale"] = (
-            max(_relative(one[name], base[name]) for _, one in wider_w) if there else None
+            max(_relative(one[name], base[name], floors[name]) for _, one in wider_w) if there else None
         )
     slope = base["weight"]
-    off["weight_unchanged_by_input_scale"] = max(_relative(one["weight"], slope) for one in wider_x)
-    off["weight_inverse_to_weight_scale"] = max(_relative(c * one["weight"], slope) for c, one in wider_w)
-    product = (slope * weight).sum().abs() / (slope.norm() * weight.norm()).clamp_min(1e-300)
+    floor = floors["weight"]
+    off["weight_unchanged_by_input_scale"] = max(_relative(one["weight"], slope, floor) for one in wider_x)
+    off["weight_inverse_to_weight_scale"] = max(
+        _relative(c * one["weight"], slope, floor) for c, one in wider_w
+    )
+    product = (slope * weight).sum().abs() / (slope.norm() * weight.norm()).clamp_min(terms)
     off["weight_orthogonal_to_weight"] = _finite(float(product))
     return off
 
 
-def _relative(changed: Tensor, base: Tensor) -> float:
-    return _finite(float((changed - base).abs().max() / base.abs().max().clamp_min(1e-300)))
+def _relative(changed: Tensor, base: Tensor, floor: float) -> float:
+    return _finite(float((changed - base).abs().max() / base.abs().max().clamp_min(max(floor, 1e-300))))
 
 
 def _finite(value: float) -> float:

@@ -7,9 +7,10 @@
     dataset_recentering        all x -> x + delta, the same vector
     single_case_rescaling      one x -> c x
 
-with c > 0, in float64, at eps = 0, on `normed_linear`; statistics of batches are those of training. A norm
-whose eps cannot be 0 is measured at inputs of size 1, where a fixed eps shows a little, and of size 1e4,
-where it must not show; a function that saturates does the opposite, so that both must hold.
+with c > 0, in float64, at eps = 0, on `normed_linear`, at inputs of size 1e-4, 1 and 1e4; statistics of
+batches are those of training. A norm whose eps cannot be 0 is measured at inputs of size 1, where a fixed eps
+shows a little, and of size 1e4, where it must not show; a function that saturates does the opposite, so that
+all must hold.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rmsrepro.norms.card.drawing import normal
 from rmsrepro.norms.card.result import Check, judged, not_applicable
-from rmsrepro.norms.card.subject import Subject, normal
+from rmsrepro.norms.card.subject import Subject
 
 INVARIANCES = (
     "weight_matrix_rescaling",
@@ -45,6 +47,8 @@ PAPER: Mapping[str, tuple[bool, ...]] = {
 """Zhang & Sennrich 2019, table 1."""
 
 FACTORS = (0.25, 8.0)
+EXACT_SCALES = (1e-4, 1.0, 1e4)
+"""Sizes of the inputs where no eps shows: small ones too, for norms with a smallest divisor."""
 LOOSE = 1e-2
 """What an eps of 1e-4 may change in rows of size 1/4."""
 CASES, INPUTS = 32, 24
@@ -79,7 +83,7 @@ def choose_setting(subject: Subject) -> Setting:
     tight = 1e-9 if subject.keeps_float64 else 1e-4
     if not subject.has("eps"):
         if subject.built_in:
-            return Setting(subject, (1.0, 1e4), (tight, tight), "it has no eps")
+            return Setting(subject, EXACT_SCALES, (tight,) * 3, "it has no eps")
         return Setting(subject, (1.0, 1e4), (LOOSE, tight), "it has no parameter eps")
     try:
         exact = subject.at(eps=0.0)
@@ -88,7 +92,7 @@ def choose_setting(subject: Subject) -> Setting:
     except Exception:
         works = False
     if works:
-        return Setting(exact, (1.0, 1e4), (tight, tight), "eps = 0")
+        return Setting(exact, EXACT_SCALES, (tight,) * 3, "eps = 0")
     return Setting(subject, (1.0, 1e4), (LOOSE, tight), "its eps cannot be 0")
 
 
@@ -136,8 +140,10 @@ def measure(setting: Setting) -> dict[str, list[float]]:
     module.train()
     weight = linear.weight.detach().clone()
     found: dict[str, list[float]] = {name: [] for name in INVARIANCES}
+    restore = remembered(module)
 
     def output(w: Tensor, x: Tensor) -> Tensor:
+        restore()
         linear.weight.copy_(w)
         y: Tensor = module(x)
         return y
@@ -150,6 +156,18 @@ def measure(setting: Setting) -> dict[str, list[float]]:
                 off = max(_relative(output(*way(weight, x)), y) for way in ways)
                 found[name].append(off)
     return found
+
+
+def remembered(module: nn.Module) -> Callable[[], None]:
+    """Return what sets a module's buffers back to what they are now: a call in training may move them."""
+    kept = {name: one.clone() for name, one in module.named_buffers()}
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, one in module.named_buffers():
+                one.copy_(kept[name])
+
+    return restore
 
 
 def _relative(changed: Tensor, y: Tensor) -> float:

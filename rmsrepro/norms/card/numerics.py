@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.gradcheck import GradcheckError
 
+from rmsrepro.norms.card.drawing import EPS, normal, rows_of
 from rmsrepro.norms.card.result import Check, first_line, judged, not_applicable
-from rmsrepro.norms.card.subject import EPS, Subject, enliven, normal, rows_of
+from rmsrepro.norms.card.subject import Subject, enliven, learned
 
 ALLOWED = {
     torch.float32: {"output": 32.0, "gradient": 64.0},
@@ -35,10 +36,10 @@ SCALES = {
 
 
 def run(module: nn.Module, x: Tensor, upstream: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return y and the gradients of x and all parameters; 0 for a parameter that took no part."""
+    """Return y and the gradients of x and the learned parameters; 0 for a parameter that took no part."""
     x = x.detach().requires_grad_()
     y = module(x)
-    return y.detach(), gradients(y, [x, *module.parameters()], upstream)
+    return y.detach(), gradients(y, [x, *learned(module).values()], upstream)
 
 
 def gradients(y: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -51,10 +52,11 @@ def gradients(y: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]
 
 def errors(subject: Subject, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, float]:
     """Return how far output and gradients of `module` are off its reference; see `distances`."""
+    exactly = subject.reference(module)
     y, slopes = run(module, x, upstream)
     with subject.in_float64():
         wide = x.detach().double().requires_grad_()
-        expected, leaves = subject.reference(module)(wide)
+        expected, leaves = exactly(wide)
         exact = gradients(expected, [wide, *leaves], upstream.double())
     return distances((y, slopes), (expected, exact), x, upstream)
 
@@ -67,13 +69,15 @@ def distances(got: Result, right: Result, x: Tensor, upstream: Tensor) -> dict[s
     """Return how far `got` is off `right`, output and gradients, each relative to its largest entry.
 
     A gradient may be a difference of large terms: upstream / denominator less its part along the input. It is
-    held against those terms where they are larger than what is left of them.
+    held against those terms where they are larger than what is left of them. The gradient of the sign of x,
+    0, is such a difference for each entry by itself: upstream / |x_i| less as much.
     """
     size = largest(right[0])
     terms = largest(upstream) * size
+    around = terms / x.detach().double().abs().clamp_min(1e-4 * largest(x) or 1e-300)
     worst = 0.0
     for index, (one, exact) in enumerate(zip(got[1], right[1], strict=True)):
-        scale = max(largest(exact), terms / max(largest(x), 1e-300) if index == 0 else terms)
+        scale = around.clamp_min(largest(exact)) if index == 0 else max(largest(exact), terms)
         worst = max(worst, _distance(one, exact, scale))
     return {"output": _distance(got[0], right[0], size), "gradient": worst}
 
@@ -83,31 +87,36 @@ def largest(value: Tensor) -> float:
     return float(value.detach().abs().max()) if value.numel() else 0.0
 
 
-def _distance(got: Tensor, right: Tensor, scale: float) -> float:
-    """Return max |got - right| / scale; infinity where `got` is not finite."""
-    if got.shape != right.shape or not bool(got.isfinite().all()):
+def _distance(got: Tensor, right: Tensor, scale: Tensor | float) -> float:
+    """Return max |got - right| / scale, the scale of all or of each; infinity for another shape and NaN."""
+    if got.shape != right.shape or bool(got.isnan().any()):
         return math.inf
-    # What is below the smallest number of the dtype may come out as 0.
-    lost = torch.finfo(got.dtype).tiny
-    off = max(0.0, largest(got.double() - right.double()) - lost)
-    return off / scale if scale else (0.0 if off == 0 else math.inf)
+    # What is below the smallest number of the dtype may come out as 0, what is above the largest as infinity.
+    lost, most = torch.finfo(got.dtype).tiny, torch.finfo(got.dtype).max
+    apart = got.double().clamp(-most, most) - right.double().clamp(-most, most)
+    off = (apart.abs() - lost).clamp_min(0.0)
+    return largest(torch.where(off > 0, off / scale, 0.0))
 
 
 # ----------------------------------------------------------------------------------------- agreement
 
 
 def agreement(subject: Subject, dtype: torch.dtype) -> Check:
-    """Output and gradients in `dtype` against float64, at several scales and off centre."""
+    """Output and gradients in `dtype` against float64, in both modes, at several scales and off centre."""
     if subject.constant:
         return not_applicable(CONSTANT)
-    module = enliven(subject.direct())
+    module = enliven(subject.direct()).train()
     measured = {"output": 0.0, "gradient": 0.0}
     shape = subject.sheet(16)
     upstream = normal(*shape, number=5).to(dtype)
-    for scale, shift in (*((scale, 0.0) for scale in SCALES[dtype]), (1.0, 3.0)):
-        x = ((rows_of(*shape) + shift) * scale).to(dtype)
-        found = errors(subject, copy.deepcopy(module), x, upstream)
-        measured = {part: max(value, found[part] / EPS[dtype]) for part, value in measured.items()}
+    called = copy.deepcopy(module)  # evaluation is for norms that were trained
+    with torch.no_grad():
+        called(rows_of(*shape, number=1).float())
+    for one in (module, called.eval()):
+        for scale, shift in (*((scale, 0.0) for scale in SCALES[dtype]), (1.0, 3.0)):
+            x = ((rows_of(*shape) + shift) * scale).to(dtype)
+            found = errors(subject, copy.deepcopy(one), x, upstream)
+            measured = {part: max(value, found[part] / EPS[dtype]) for part, value in measured.items()}
     bound = ALLOWED[dtype]
     good = all(measured[part] <= bound[part] for part in bound)
     text = (
@@ -156,13 +165,17 @@ def _derivatives(subject: Subject, check: Callable[..., bool], what: str) -> Che
     # Every entry at a small width, and along a random direction at the width asked for.
     for dim, fast in ((small, False), (subject.dim, True)):
         module = enliven(subject.direct(dim)).double()
-        names = [name for name, _ in module.named_parameters()]
 
-        def call(x: Tensor, *values: Tensor, module: nn.Module = module, names: list[str] = names) -> Tensor:
-            return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
+        # The steps are taken in the leaves themselves: a norm that computes a part again in its backward
+        # must find its parameters as they were.
+        def call(x: Tensor, *_: Tensor, module: nn.Module = module) -> Tensor:
+            buffers = {name: one.clone() for name, one in module.named_buffers()}
+            if not buffers:
+                return module(x)
+            return torch.func.functional_call(module, buffers, (x,))
 
-        inputs = [rows_of(*subject.sheet(3, dim), number=6), *module.parameters()]
-        leaves = [one.detach().clone().requires_grad_() for one in inputs]
+        x = rows_of(*subject.sheet(3, dim), number=6).requires_grad_()
+        leaves = [x, *learned(module).values()]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -58,11 +58,13 @@ def first_line(error: BaseException) -> str:
 def guarded(check: Callable[[], Check]) -> Check:
     """Run a check; one that raises has failed, with the exception's first line.
 
-    A norm under test may raise anything at all.
+    A norm under test may raise anything at all, an exit included.
     """
     try:
         return check()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return Check(Status.failed, f"it raised {first_line(error)}{_place(error)}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,63 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rmsrepro.norms.card.drawing import generator, normal, rows_of, seeded
 from rmsrepro.norms.card.lifting import Lifted
-from rmsrepro.norms.equations import equation, weightnorm
+from rmsrepro.norms.equations import affine, divide, equation, weightnorm
 from rmsrepro.norms.factory import NormSpec, build_weight_norm
 from rmsrepro.norms.linear import NormedLinear, WeightNormLinear, normed_linear
-from rmsrepro.norms.params import NormParams, WeightNormParams
+from rmsrepro.norms.params import BatchNormParams, NormParams, WeightNormParams
 from rmsrepro.norms.registry import NormInfo, norm_info, resolve_params
-
-SEED = 20190
-"""Of all that a card draws: the same norm gets the same card."""
-
-EPS = {
-    dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-}
-
-NAMES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}
-
-
-def generator(number: int = 0) -> torch.Generator:
-    """Return a generator of its own for each use, on the CPU."""
-    return torch.Generator().manual_seed(SEED + number)
-
-
-def normal(*shape: int, number: int = 0) -> Tensor:
-    """Return numbers from N(0, 1) in float64."""
-    return torch.randn(*shape, generator=generator(number), dtype=torch.float64)
-
-
-def alternating(rows: int, dim: int) -> Tensor:
-    """Return 1 and -1 in turn along rows and columns, in float64.
-
-    The RMS of a row, of a column and of any part of them is 1, and so is the spread around their mean.
-    """
-    return 1.0 - 2.0 * ((torch.arange(rows).unsqueeze(-1) + torch.arange(dim)) % 2).double()
-
-
-def rows_of(*shape: int, number: int = 0) -> Tensor:
-    """Return numbers of size 1 in float64, no row or column of them nearly constant.
-
-    A norm that centres magnifies the rounding of such rows, which a few entries from N(0, 1) may well be.
-    """
-    if min(shape) >= 8:
-        return normal(*shape, number=number)
-    signs = alternating(math.prod(shape[:-1]), shape[-1]).reshape(shape)
-    return signs * (0.5 + torch.rand(*shape, generator=generator(number), dtype=torch.float64))
-
-
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """Draw initial values from the card's seed and leave the global generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        yield
 
 
 @dataclass(frozen=True)
@@ -191,7 +140,9 @@ class Subject:
         """Whether the norm casts to a lower precision inside, which its reference undoes."""
         try:
             return not self._equation_fits and not self.keeps_float64
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             return False  # the check of float64 says what it raises
 
     @cached_property
@@ -204,12 +155,15 @@ class Subject:
         return self.inner_precision < 1e-11
 
     def reference(self, module: nn.Module) -> Callable[[Tensor], tuple[Tensor, list[Tensor]]]:
-        """Return f(x in float64) -> (y, parameters): the norm of `module` in float64, and its leaves."""
+        """Return f(x in float64) -> (y, leaves): `module` in float64, and its `learned` parameters.
+
+        What the norm remembers of its inputs is remembered as it is now: ask for the reference before a call.
+        """
         if not self._equation_fits:
             twin = copy.deepcopy(module).double()
 
             def own_copy(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-                return twin(x), list(twin.parameters())
+                return twin(x), list(learned(twin).values())
 
             return own_copy
         leaves = {
@@ -217,6 +171,7 @@ class Subject:
             for name, parameter in module.named_parameters()
         }
         params, dim = self.resolved, getattr(module, "dim", self.dim)
+        running = {} if module.training else {name: one.double() for name, one in module.named_buffers()}
 
         def exact(x: Tensor) -> tuple[Tensor, list[Tensor]]:
             if isinstance(params, WeightNormParams):
@@ -225,6 +180,10 @@ class Subject:
                     return rows(x, leaves["weight"]), list(leaves.values())
                 matrix = rows(leaves["linear.weight"], leaves["linear.norm.weight"])
                 return x @ matrix.T, list(leaves.values())
+            if isinstance(params, BatchNormParams) and running:
+                mean, variance = running["running_mean"], running["running_var"]
+                y = divide(x - mean, variance, eps=params.eps, outside=params.outside)
+                return affine(y, leaves.get("weight"), leaves.get("bias")), list(leaves.values())
             return equation(params, dim)(x, **leaves), list(leaves.values())
 
         return exact
@@ -240,6 +199,11 @@ def linear_of(module: nn.Module) -> nn.Linear:
     """Return the linear map inside what `build` makes of a norm of weights."""
     assert isinstance(module, NormedLinear)
     return module.linear
+
+
+def learned(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get gradients, by name: neither frozen ones nor whole numbers."""
+    return {name: one for name, one in module.named_parameters() if one.requires_grad}
 
 
 def enliven(module: nn.Module) -> nn.Module:
@@ -265,13 +229,18 @@ def measure_precision(module: nn.Module, dim: int) -> float:
     but for rounding divided by the step: 1e-10 in float64, 0.1 in fp32. The median leaves out kinks.
     """
     x, direction = rows_of(6, dim, number=3), normal(6, dim, number=4)
+
+    def call(x: Tensor) -> Tensor:
+        y: Tensor = copy.deepcopy(module)(x)  # what a call leaves behind is no rounding of the next
+        return y
+
     with torch.no_grad():
-        y = module(x.clone())
+        y = call(x.clone())
         with Lifted():
-            exact = module(x.clone())
+            exact = call(x.clone())
         size = float(exact.abs().max()) or 1.0
         steps = [
-            (module(x + step * direction) - module(x - step * direction)).double() / (2 * step)
+            (call(x + step * direction) - call(x - step * direction)).double() / (2 * step)
             for step in (1e-6, 1e-5)
         ]
         noise = 1e-6 * float((steps[0] - steps[1]).abs().median())

@@ -2,7 +2,8 @@
 
     walking.py    which submodules are probed, and with what width
     running.py    a copy of the model on inputs: which norms are called
-    tracing.py    normalisations that are no submodules
+    tracing.py    normalisations that are no submodules: torch's functions and operations
+    following.py  and those written out
     comparing.py  against a norm of `rmsrepro.norms`, and among themselves
     remarks.py    what deserves attention anyway
     wording.py    all this in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rmsrepro.config.errors import first_line
 from rmsrepro.norms.factory import NormSpec
@@ -14,6 +15,7 @@ from rmsrepro.norms.inspecting.wording import (
     bias_phrase,
     call_mean,
     call_phrase,
+    dimensions_phrase,
     divisor_phrase,
     eps_phrase,
     gain_phrase,
@@ -22,7 +24,7 @@ from rmsrepro.norms.inspecting.wording import (
     mean_phrase,
     plural,
 )
-from rmsrepro.norms.probing import EpsPosition, Finding, Kind, NotANorm, probe
+from rmsrepro.norms.probing import EpsPosition, Finding, Kind, NotANorm, Over, probe
 
 EPS_TOLERANCE = 0.01
 """Two eps are the same within one per cent."""
@@ -94,11 +96,23 @@ def differences(found: Finding, expected: Finding | NotANorm, name: str) -> list
         texts.append(_against(bias_phrase(found), bias_phrase(expected), name))
     if (found.gain, found.gain_offset) != (expected.gain, expected.gain_offset):
         texts.append(f"{gain_phrase(found)}; {name} {gain_phrase(expected)}")
-    if divisor_kind(found) != divisor_kind(expected) or found.entries != expected.entries:
-        texts.append(f"{divisor_phrase(found)}; {name} {divisor_phrase(expected)}")
+    if not _same_dimensions(found, expected):
+        texts.append(f"{dimensions_phrase(found)}; {name} over {expected.over_dimensions}")
+    one, other = replace(found, dimensions=()), replace(expected, dimensions=())
+    if divisor_kind(one) != divisor_kind(other) or (
+        found.entries != expected.entries and not found.dimensions
+    ):
+        texts.append(f"{divisor_phrase(one)}; {name} {divisor_phrase(other)}")
     if not same_eps(found, expected):
         texts.append(f"{eps_phrase(found)}; {name} {eps_phrase(expected)}")
     return texts
+
+
+def _same_dimensions(found: Finding, expected: Finding) -> bool:
+    """Whether both are of the same dimensions; of a matrix, the second is the last, whatever is meant."""
+    if len(found.input_shape) <= 2 or Over.positions in (found.over, expected.over):
+        return found.dimensions in ((), expected.dimensions)
+    return found.dimensions == expected.dimensions
 
 
 _KINDS = {Kind.norm: "is scale-invariant", Kind.bounded: "is bounded, not scale-invariant"}
@@ -138,6 +152,8 @@ def _call_differences(call: Call, expected: Finding | NotANorm, name: str) -> li
     if isinstance(expected, NotANorm) or expected.kind is Kind.bounded:
         return [f"{what}; {name} does not"]
     pairs = []
+    if call.over is not None and expected.over is not Over.positions:
+        pairs.append(("", f"normalises over {expected.over_dimensions}"))
     if call.subtracts_mean != expected.subtracts_mean:
         pairs.append((call_mean(call), mean_phrase(expected)))
     if call.has_bias and not expected.has_bias:
@@ -152,7 +168,7 @@ def _call_differences(call: Call, expected: Finding | NotANorm, name: str) -> li
     if not pairs:
         return []
     ours, theirs = zip(*pairs, strict=True)
-    return [f"{what}, {', '.join(ours)}; {name} {join(theirs)}"]
+    return [f"{', '.join(filter(None, (what, *ours)))}; {name} {join(theirs)}"]
 
 
 # ---------------------------------------------------------------------------------- among themselves

@@ -44,6 +44,8 @@ class Call:
     modes: tuple[str, ...] = ()
     count: int = 1
     """Calls in one forward pass."""
+    over: str | None = None
+    """The dimensions that share a statistic; None for the last one, and where that was not looked at."""
 
 
 @dataclass(frozen=True)

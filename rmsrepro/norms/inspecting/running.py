@@ -95,7 +95,7 @@ def run_model(model: nn.Module, inputs: object) -> Run:
                 run.counts[mode], seen[mode] = _watch(run, model, inputs, mode)
             except _NoCopy as error:
                 return Run(notes=[f"the model was not run, for it cannot be copied ({error})"])
-            except Exception as error:  # whatever a user's module raises
+            except (Exception, SystemExit) as error:  # whatever a user's module raises
                 failures[mode] = f"{type(error).__name__}: {first_line(error)}"
     if not run.counts:
         raise ValueError(f"the module does not run on its inputs: {failures[EVALUATION]}")
@@ -123,7 +123,7 @@ def _watch(run: Run, model: nn.Module, inputs: object, mode: str) -> tuple[Count
     layers = [one for one in fused.seen if one.family == "encoder layer"]
     seen = [
         one
-        for one in (*functions.seen, *operations.seen)
+        for one in (*functions.seen, *operations.seen, *operations.written)
         if not any(one.path == layer.path or one.path.startswith(f"{layer.path}.") for layer in layers)
     ]
     return plain.counts, [*seen, *layers]
@@ -141,7 +141,7 @@ def _prepared(model: nn.Module, mode: str) -> nn.Module:
     """Return a copy to be run, uncompiled: what is compiled shows no calls of its submodules."""
     try:
         copied = copy.deepcopy(model).train(mode == TRAINING)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _NoCopy(f"{type(error).__name__}: {first_line(error)}") from error
     for part in copied.modules():
         part._compiled_call_impl = None

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
+
+from rmsrepro.norms.inspecting.following import Follower
+from rmsrepro.norms.probing.finding import dimension_words
 
 Place = Callable[[], tuple[str, str]]
 """Returns path and class name of the submodule that is running."""
@@ -31,6 +33,8 @@ class Seen:
     has_bias: bool
     eps: float | None
     eps_position: str | None
+    over: str | None = None
+    """The dimensions that share a statistic; None for the last one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,30 @@ class _Known:
         eps = kwargs.get("eps", _at(args, self.eps, self.default_eps))
         value = float(eps) if isinstance(eps, int | float) else None
         mean = self.divided_by.startswith("std")
-        return Seen(*place, name, self.family, self.divided_by, mean, bias is not None, value, self.position)
+        return Seen(
+            *place,
+            name,
+            self.family,
+            self.divided_by,
+            mean,
+            bias is not None,
+            value,
+            self.position,
+            self._over(args, kwargs),
+        )
+
+    def _over(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        given = kwargs.get("input", _at(args, 0))
+        if not isinstance(given, Tensor):
+            return None
+        if self.family == "normalize":
+            listed = kwargs.get("dim", _at(args, 2, 1))
+        elif self.family in ("layer_norm", "rms_norm"):
+            listed = tuple(range(-len(kwargs.get("normalized_shape", _at(args, 1, (1,)))), 0))
+        else:
+            return None
+        dimensions = sorted(one % given.ndim for one in ([listed] if isinstance(listed, int) else listed))
+        return None if dimensions == [given.ndim - 1] else dimension_words(dimensions, given.ndim)
 
 
 def _at(args: Sequence[Any], place: int, default: Any = None) -> Any:
@@ -88,6 +115,10 @@ OPERATIONS: dict[str, _Known] = {
 }
 
 
+UNSEEN = (F.cosine_similarity, F.cosine_embedding_loss, F.pairwise_distance)
+"""Functions that divide by lengths and normalise nothing that goes on."""
+
+
 class FunctionWatch(TorchFunctionMode):
     """See calls of torch's normalising functions."""
 
@@ -102,9 +133,10 @@ class FunctionWatch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         known = FUNCTIONS.get(func)
-        if known is None:
+        if known is None and func not in UNSEEN:
             return func(*args, **(kwargs or {}))
-        self.seen.append(known[1].read(known[0], self.place(), args, kwargs or {}))
+        if known is not None:
+            self.seen.append(known[1].read(known[0], self.place(), args, kwargs or {}))
         outer, self.inside = self.inside, True
         try:
             return func(*args, **(kwargs or {}))
@@ -112,23 +144,11 @@ class FunctionWatch(TorchFunctionMode):
             self.inside = outer
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """What a tensor on the way through a norm that is written out is."""
-
-    kind: str
-    """mean, centred, square, or statistic."""
-    centred: bool = False
-    rooted: bool = False
-    eps: float | None = None
-    position: str | None = None
-
-
 class OperationWatch(TorchDispatchMode):
     """See operations below torch's functions, and norms that a forward writes out.
 
-    A norm is written out where a tensor is multiplied or divided by one number a row that comes from the
-    squares of a last dimension. What runs inside a function that `functions` sees is left out.
+    Norms written out are found as in `Follower`. What runs inside a function that `functions` sees is left
+    out.
     """
 
     def __init__(self, place: Place, functions: FunctionWatch | None = None) -> None:
@@ -136,7 +156,27 @@ class OperationWatch(TorchDispatchMode):
         self.place = place
         self.functions = functions
         self.seen: list[Seen] = []
-        self._marks: Any = WeakIdKeyDictionary()
+        self._follower = Follower()
+        self._places: list[tuple[str, str]] = []
+
+    @property
+    def written(self) -> list[Seen]:
+        """The norms that are written out."""
+        name = "written out"
+        return [
+            Seen(
+                *place,
+                function=name,
+                family=name,
+                divided_by=one.divided_by,
+                subtracts_mean=one.subtracts_mean,
+                has_bias=False,
+                eps=one.eps,
+                eps_position=one.eps_position,
+                over=one.over,
+            )
+            for place, one in zip(self._places, self._follower.found, strict=True)
+        ]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -148,79 +188,7 @@ class OperationWatch(TorchDispatchMode):
             return result
         if known is not None:
             self.seen.append(known.read(name, self.place(), args, kwargs or {}))
-        elif args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
-            self._follow(name.removeprefix("aten.").rstrip("_"), args, kwargs or {}, result)
+        else:
+            self._follower.follow(func, args, kwargs or {}, result)
+            self._places += [self.place()] * (len(self._follower.found) - len(self._places))
         return result
-
-    def _follow(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
-        first, second = args[0], args[1] if len(args) > 1 else None
-        mark, other = self._mark(first), self._mark(second)
-        if name in ("mul", "div") and (self._scales(first, other) or self._scales(second, mark)):
-            scaled, statistic = (first, other) if self._scales(first, other) else (second, mark)
-            assert statistic is not None
-            own = self._mark(scaled)
-            centred = own is not None and own.kind == "centred"
-            eps, position = statistic.eps, statistic.position
-            self.seen.append(
-                Seen(*self.place(), "written out", "written out", None, centred, False, eps, position)
-            )
-            return
-        new = self._next(name, args, kwargs, result, mark, other)
-        if new is not None:
-            self._marks[result] = new
-
-    def _next(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Tensor,
-        mark: _Mark | None,
-        other: _Mark | None,
-    ) -> _Mark | None:
-        """Return what the result is."""
-        second = args[1] if len(args) > 1 else None
-        centred = mark is not None and mark.kind == "centred"
-        if name in ("mean", "sum", "linalg_vector_norm", "var", "std") and _by_row(args[0], result):
-            if name in ("var", "std", "linalg_vector_norm"):
-                return _Mark("statistic", rooted=name != "var")
-            if mark is not None and mark.kind == "square":
-                return _Mark("statistic")
-            return _Mark("mean") if name == "mean" else None
-        if name == "sub" and other is not None and other.kind == "mean":
-            return _Mark("centred")
-        if (name == "pow" and second == 2) or (name == "mul" and second is args[0]):
-            return _Mark("square", centred=centred)
-        if mark is None:
-            return None
-        if mark.kind == "statistic" and name in ("sqrt", "rsqrt", "pow"):
-            return _Mark("statistic", rooted=True, eps=mark.eps, position=mark.position)
-        if (
-            mark.kind == "statistic"
-            and name in ("add", "clamp_min", "clamp")
-            and isinstance(second, int | float)
-        ):
-            position = "floor" if name.startswith("clamp") else "outside" if mark.rooted else "inside"
-            return _Mark("statistic", rooted=mark.rooted, eps=float(second), position=position)
-        passes = ("_to_copy", "reciprocal", "expand", "clone", "unsqueeze", "view", "div", "mul")
-        return mark if name in passes and not isinstance(second, Tensor) else None
-
-    def _mark(self, value: Any) -> _Mark | None:
-        return self._marks.get(value) if isinstance(value, Tensor) else None
-
-    @staticmethod
-    def _scales(value: Any, mark: _Mark | None) -> bool:
-        """Whether `value` is a tensor of rows and the mark one number a row that scales it."""
-        return (
-            isinstance(value, Tensor)
-            and value.ndim > 0
-            and value.shape[-1] > 1
-            and (mark is not None and mark.kind == "statistic" and mark.rooted)
-        )
-
-
-def _by_row(given: Tensor, result: Tensor) -> bool:
-    """Whether a reduction left one number for each row of the last dimension."""
-    return (
-        given.ndim > 1 and given.shape[-1] > 1 and result.shape in (given.shape[:-1], (*given.shape[:-1], 1))
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from rmsrepro.config.errors import first_line
 from rmsrepro.norms.inspecting.report import Inspection, Layer
 from rmsrepro.norms.inspecting.running import Run, run_model
 from rmsrepro.norms.probing import Finding, NotANorm, probe
+from rmsrepro.norms.probing.dimensions import dimensions_read
+from rmsrepro.norms.probing.subject import undisturbed
 
 SIZES = (
     "normalized_shape", "dim", "d_model", "hidden_size", "num_features", "num_channels", "features",
@@ -83,24 +86,56 @@ def _probe(
     """Probe a module with each likely width until it is a norm."""
     if not _takes_one_argument(module) or _lazy(module):
         return None
-    numbers = sum(one.numel() for one in (*module.parameters(), *module.buffers()))
-    for width in likely_widths(module, shapes)[:MOST_WIDTHS]:
-        size = math.prod(width)
-        if numbers > MOST_PARAMETERS * size:
-            continue
-        channels_first = any(_channels_first(shape, size) for shape in shapes) or isinstance(
-            module, nn.modules.instancenorm._InstanceNorm
+    try:
+        return _first_norm(module, shapes)
+    except Exception as error:  # a module may do anything when it is called with something strange
+        notes.append(
+            f"{path or 'the module itself'} was not probed: {type(error).__name__}: {first_line(error)}"
         )
-        try:
-            found = probe(module, width, channels_first=channels_first)
-        except Exception as error:  # a module may do anything when it is called with something strange
-            notes.append(
-                f"{path or 'the module itself'} was not probed: {type(error).__name__}: {first_line(error)}"
-            )
-            return None
-        if not isinstance(found, NotANorm):
-            return found
-    return None
+        return None
+
+
+def _first_norm(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> Finding | None:
+    numbers = sum(one.numel() for one in (*module.parameters(), *module.buffers()))
+    widths = [
+        width
+        for width in likely_widths(module, shapes)[:MOST_WIDTHS]
+        if numbers <= MOST_PARAMETERS * math.prod(width)
+    ]
+    # A group of one channel shows with channels first only.
+    orders = (False, True) if widths and not shapes else (False,)
+    for always, width in itertools.product(orders, widths):
+        channels_first = (
+            always
+            or any(_channels_first(shape, math.prod(width)) for shape in shapes)
+            or isinstance(module, nn.modules.instancenorm._InstanceNorm)
+        )
+        found = probe(module, width, channels_first=channels_first, shapes=shapes)
+        if isinstance(found, Finding):
+            return _at_its_row(module, found, shapes)
+    row = _other_row(module, shapes) if widths else None
+    found = NotANorm("it has no other row") if row is None else probe(module, row, shapes=shapes)
+    return found if isinstance(found, Finding) else None
+
+
+def _at_its_row(module: nn.Module, found: Finding, shapes: Sequence[tuple[int, ...]]) -> Finding:
+    """Probe a norm over another dimension than the last with that one's size, if it takes rows of it."""
+    if not shapes or len(found.dimensions) != 1:
+        return found
+    size = found.input_shape[found.dimensions[0]]
+    again = probe(module, size, shapes=shapes) if size != found.width else found
+    return again if isinstance(again, Finding) else found
+
+
+def _other_row(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the shape of what shares a statistic; None where that is the last dimension, or nothing."""
+    shapes = [shape for shape in shapes if len(shape) > 2]
+    with undisturbed():
+        read = dimensions_read(module, (), shapes) if shapes else None
+    if read is None or read.last_only or 0 in read.read:
+        return None
+    row = tuple(read.shape[one] for one in read.read)
+    return row if 1 < math.prod(row) <= LARGEST_GUESS else None
 
 
 def _channels_first(shape: tuple[int, ...], size: int) -> bool:

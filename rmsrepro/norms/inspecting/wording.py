@@ -94,6 +94,11 @@ def divisor_phrase(one: Finding) -> str:
     return f"divides by {one.divisor}"
 
 
+def dimensions_phrase(one: Finding) -> str:
+    """Which dimensions share a statistic."""
+    return f"normalises over {one.over_dimensions}"
+
+
 def eps_phrase(one: Finding) -> str:
     """Where its eps stands."""
     if one.eps.position is EpsPosition.other:
@@ -115,7 +120,8 @@ def call_phrase(call: Call, *, eps: bool = True) -> str:
     shown = "" if call.eps is None or not eps else f", eps {call.eps:.3g} {call.eps_position}"
     modes = f", in {call.modes[0]} only" if len(call.modes) == 1 else ""
     how = "primitive operations" if call.function == "written out" else call.function
-    return f"normalises in forward by {how}{shown}{modes}"
+    over = "" if call.over is None else f" over {call.over}"
+    return f"normalises in forward by {how}{over}{shown}{modes}"
 
 
 def call_mean(call: Call) -> str:

@@ -7,6 +7,7 @@
     rows.py       what is subtracted from a row and what it is divided by
     smallness.py  eps, from rows of many scales
     halves.py     half precision, rows of zeros
+    dimensions.py which dimensions of an input share a statistic
     probe.py      all of it together
 
 Begin with `probe`.

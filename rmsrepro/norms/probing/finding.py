@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -81,6 +82,10 @@ class Finding:
     groups: int = 1
     and_positions: bool = False
     """With channels first, a row's or group's statistic is taken over the positions too, as in GroupNorm."""
+    dimensions: tuple[int, ...] = ()
+    """Dimensions of the input that share a statistic, where that is not the last one alone; from 0."""
+    input_shape: tuple[int, ...] = ()
+    """Of the input on which those were sought; () where the module took none."""
     mean_share: float | None = 0.0
     """How much of the row's mean is subtracted: 0, 1, or a part. None: something else is subtracted."""
     gain: Gain = Gain.none
@@ -138,7 +143,22 @@ class Finding:
         some = f" of {'first ' if self.leading else ''}{self.entries}" if partial else ""
         where = {Over.row: "", Over.groups: f", {self.groups} groups", Over.positions: " over positions"}
         too = " and positions" if self.and_positions else ""
-        return f"{self.statistic}{some}{where[self.over]}{too}"
+        other = f" over {self.over_dimensions.partition(' of ')[0]}" if self.dimensions else ""
+        return f"{self.statistic}{some}{where[self.over]}{too}{other}"
+
+    @property
+    def over_dimensions(self) -> str:
+        """The dimensions that share a statistic, in words."""
+        return dimension_words(self.dimensions, len(self.input_shape))
+
+
+def dimension_words(dimensions: Sequence[int], count: int) -> str:
+    """Return "dimension 1 of 3", "dimensions 1 and 2 of 3", or "the last dimension"."""
+    if tuple(dimensions) in ((), (count - 1,)):
+        return "the last dimension"
+    *first, last = map(str, dimensions)
+    named = f"dimensions {', '.join(first)} and {last}" if first else f"dimension {last}"
+    return f"{named} of {count}"
 
 
 @dataclass(frozen=True)

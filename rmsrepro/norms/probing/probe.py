@@ -21,6 +21,7 @@ from rmsrepro.norms.probing.affine import (
     odd_even,
 )
 from rmsrepro.norms.probing.core import FEWEST_ENTRIES, POSITIONS, ROWS, FoundCore, find_core, random_rows
+from rmsrepro.norms.probing.dimensions import dimensions_read
 from rmsrepro.norms.probing.finding import Eps, EpsPosition, Finding, Gain, Kind, NotANorm, Over
 from rmsrepro.norms.probing.rows import entries_read, name_statistic
 from rmsrepro.norms.probing.smallness import fit_eps
@@ -35,7 +36,11 @@ from rmsrepro.norms.probing.subject import (
 
 
 def probe(
-    module: nn.Module, width: int | Sequence[int], *, channels_first: bool = False
+    module: nn.Module,
+    width: int | Sequence[int],
+    *,
+    channels_first: bool = False,
+    shapes: Sequence[tuple[int, ...]] = (),
 ) -> Finding | NotANorm:
     """Probe a copy of `module` with rows of `width` entries; the module itself is left as it is.
 
@@ -49,19 +54,26 @@ def probe(
         width: entries of a row, or the shape of a row of several dimensions.
         channels_first: hand the rows over as the positions of one sample (1, width, rows) first, as
             InstanceNorm wants them, and as (rows, width) where it is no norm of those.
+        shapes: of inputs that the module was called with. On inputs of these numbers of dimensions, or else
+            on one of three, it is looked whether the statistic is one of the last dimension.
 
     Returns:
         What it does, or why it is no norm.
     """
     shape = (width,) if isinstance(width, int) else tuple(width)
     with undisturbed():
-        first = _probe(module, shape, POSITION_LAYOUTS) if channels_first else None
-        if isinstance(first, Finding):
-            return first
-        found = _probe(module, shape, LAYOUTS)
+        found = _probe(module, shape, POSITION_LAYOUTS) if channels_first else NotANorm("")
+        if isinstance(found, NotANorm):
+            found = _probe(module, shape, LAYOUTS)
         if isinstance(found, NotANorm) or found.over is Over.positions:
             return found
-        return dataclasses.replace(found, and_positions=_spans_positions(module, shape))
+        if _spans_positions(module, shape):
+            return dataclasses.replace(found, and_positions=True)
+        read = dimensions_read(module, shape, shapes)
+        if read is None:
+            return found
+        dimensions = () if read.last_only else read.read
+        return dataclasses.replace(found, dimensions=dimensions, input_shape=read.shape)
 
 
 def _probe(module: nn.Module, shape: tuple[int, ...], layouts: Sequence[Layout]) -> Finding | NotANorm:
@@ -194,10 +206,24 @@ def _bounded(subject: Subject, parts: list[Part], rows: Tensor) -> Finding | Not
     changed = rows.clone()
     changed[:, 0] += 1.0
     alone = bool((subject(rows) - subject(changed))[:, 1:].abs().max() <= TOLERANCE)
-    gains = [part for part in parts if part.role is Role.gain and part.size is Gain.entries]
-    if not (alone and gains):
+    # A plain activation function has no parameter; DyT without gain still has its alpha.
+    if not (alone and _has_parameter(subject, rows)):
         return NotANorm("it is bounded, not scale-invariant")
     return _with_affine(Finding(kind=Kind.bounded, width=subject.width), subject, parts, rows)
+
+
+def _has_parameter(subject: Subject, rows: Tensor) -> bool:
+    before = subject(rows)
+    parameters = dict(subject.module.named_parameters())
+    for name, value in subject.tensors().items():
+        if name in parameters:
+            kept = value.clone()
+            subject.set_values(name, kept * 1.5 + 0.25)
+            changes = bool((subject(rows) - before).abs().max() > TOLERANCE * before.abs().max())
+            subject.set_values(name, kept)
+            if changes:
+                return True
+    return False
 
 
 # ------------------------------------------------------------------------------------- what it does

@@ -128,7 +128,7 @@ class Subject:
         torch.default_generator.manual_seed(seed)
         try:
             y = self.module(x)
-        except Exception as error:  # whatever a user's module raises
+        except (Exception, SystemExit) as error:  # whatever a user's module raises
             raise NotCallable(f"{type(error).__name__}: {error}") from error
         finally:
             self._restore_buffers()
@@ -196,7 +196,7 @@ def private_copy(module: nn.Module) -> nn.Module:
             copied = copied.to_empty(device="cpu")
             for one in (*copied.parameters(), *copied.buffers()):
                 one.data = torch.rand(one.shape, dtype=torch.float32).to(one.dtype) + 0.5
-    except Exception as error:  # a user's __deepcopy__, a lock, a lazy parameter
+    except (Exception, SystemExit) as error:  # a user's __deepcopy__, a lock, a lazy parameter
         raise NotCallable(f"it cannot be copied: {type(error).__name__}: {error}") from error
     for part in copied.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
