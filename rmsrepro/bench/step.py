@@ -11,6 +11,7 @@ import torch
 from rmsrepro.bench.arms import arrange_arms
 from rmsrepro.bench.cells import Arm, ArmStep, Cell
 from rmsrepro.bench.levels import Level
+from rmsrepro.bench.model_gate import ModelGate
 from rmsrepro.bench.task_step import (
     LOSS_TOLERANCE,
     PreparedData,
@@ -21,6 +22,7 @@ from rmsrepro.bench.task_step import (
     dtype_name,
     model_facts,
     prepare_data,
+    task_gate,
 )
 from rmsrepro.bench.trainer_step import ROLE, TrainerStep, framework_arms, kind_of
 from rmsrepro.config.bench import BenchConfig
@@ -36,8 +38,10 @@ class TrainingStep(TaskStep):
     batch -> forward -> loss -> backward (over the accumulated batches) -> clip -> optimiser -> schedule.
     """
 
-    def __init__(self, config: TrainConfig, data: PreparedData, device: torch.device) -> None:
-        super().__init__(config, data, device)
+    def __init__(
+        self, config: TrainConfig, data: PreparedData, device: torch.device, gate: ModelGate | None = None
+    ) -> None:
+        super().__init__(config, data, device, gate)
         self._optimizer, self._schedule = build_optimizer(
             self._task.model, config.optim, config.trainer.max_steps
         )
@@ -113,6 +117,7 @@ class StepWorkbench:
     def __init__(self, base: TrainConfig, data: PreparedData, device: torch.device) -> None:
         self._base, self._data, self._device = base, data, device
         self.tolerance = LOSS_TOLERANCE[base.precision]
+        self._gate = task_gate(base, data, device)
         self._quiet: ExitStack | None = None
 
     def builder(self, arm: Arm, cell: Cell) -> Callable[[], ArmStep]:
@@ -125,7 +130,7 @@ class StepWorkbench:
                     self._quiet = ExitStack()
                     self._quiet.enter_context(quiet_lightning())
                 return TrainerStep(config, self._data, self._device, kind_of(arm))
-            return TrainingStep(config, self._data, self._device)
+            return TrainingStep(config, self._data, self._device, self._gate)
 
         return build
 
@@ -134,7 +139,8 @@ class StepWorkbench:
         return {}
 
     def leave(self, cell: Cell) -> None:
-        """Let Lightning speak again."""
+        """Free the references of the gate, and let Lightning speak again."""
+        self._gate.forget()
         if self._quiet is not None:
             self._quiet.close()
             self._quiet = None

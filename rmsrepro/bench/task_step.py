@@ -9,17 +9,20 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rmsrepro.bench.cells import Arm, Step
+from rmsrepro.bench.gate import NoReference
+from rmsrepro.bench.model_gate import ModelGate, first_rows
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.plain import plain
 from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, TrainConfig
 from rmsrepro.data import build_data, data_fingerprint
+from rmsrepro.norms import NormSpec
 from rmsrepro.runs.execution import tokenizer_cache
 from rmsrepro.runs.seeding import seed_dropout
-from rmsrepro.tasks import Task, build_task
+from rmsrepro.tasks import Task, build_task, norm_spec
 
 LOSS_TOLERANCE = {"32": 1e-4, "bf16-mixed": 2e-2}
 """Relative difference of first losses between two backends of a norm, by precision."""
@@ -79,6 +82,16 @@ def _shape(batch: Any) -> str:
     return f"{source[0]}x{source[1]}->{target[1]}"
 
 
+def task_gate(base: TrainConfig, data: PreparedData, device: torch.device) -> ModelGate:
+    """Return the gate for models of `base`."""
+
+    def build(spec: NormSpec) -> nn.Module:
+        norm = {"name": spec.name, **spec.params}
+        return build_task(resolve(replace(base, norm=norm, backend=Backend(spec.backend))), data).to(device)
+
+    return ModelGate(base.precision == "32", build)
+
+
 def data_identity(base: TrainConfig) -> dict[str, Any]:
     """Return what decides the numbers of a model on batches: model, data, precision."""
     data = {name: value for name, value in plain(base.data).items() if name.split("_")[0] not in _PATHS}
@@ -116,10 +129,14 @@ class TaskStep(Step):
     Args:
         config: of the arm, resolved.
         data: the batches.
+        gate: what holds the model against float64; None: nothing does.
     """
 
-    def __init__(self, config: TrainConfig, data: PreparedData, device: torch.device) -> None:
+    def __init__(
+        self, config: TrainConfig, data: PreparedData, device: torch.device, gate: ModelGate | None = None
+    ) -> None:
         self._task: Task = build_task(config, data)
+        self._spec, self._gate = norm_spec(config), gate
         self._task.to(device)
         self._task.train()
         self._batches: Sequence[Any] = [batch.to(device) for batch in data.batches]
@@ -138,6 +155,26 @@ class TaskStep(Step):
     def seed(self) -> None:
         """Start dropout from the run's seed, so that the first losses of all arms are comparable."""
         seed_dropout(self._seed)
+
+    def check(self) -> str | None:
+        """Hold the logits of the first rows against float64."""
+        if self._gate is None:
+            return None
+        task, rows = self._task, first_rows(self._batches[0])
+
+        def run(model: nn.Module) -> list[Tensor]:
+            assert isinstance(model, Task)
+            return [model.logits_and_targets(rows)[0]]
+
+        def run_mixed(model: nn.Module) -> list[Tensor]:
+            with task.evaluating():
+                return run(model)
+
+        try:
+            return self._gate.wrong(self._spec, task, run_mixed, run)
+        except NoReference as error:
+            self.remarks = [f"not checked: {error}"]
+            return None
 
     def loss(self) -> float | None:
         """Training loss of the last batch, in nats a token. Waits for the device."""

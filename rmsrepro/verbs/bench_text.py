@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rmsrepro.verbs.framework_text import FRAMEWORK, framework_table
+
 Row = Mapping[str, Any]
 
 MOST_IN_A_LINE = 32
@@ -78,7 +80,11 @@ def cell_table(result: Row, cell: str) -> RenderableType:
             cells += [_number(arm.get("gb_per_s"), "{:.1f}"), _percent(arm.get("copy_share"))]
         table.add_row(*cells)
     extras = _of(result, "extras", cell)
-    return Group(table, *(Text(_extra(row)) for row in extras)) if extras else table
+    shares = [row for row in extras if row["role"] == FRAMEWORK]
+    parts: list[RenderableType] = [Text(_extra(row)) for row in extras if row["role"] != FRAMEWORK]
+    if shares:
+        parts.append(framework_table(shares))
+    return Group(table, *parts) if parts else table
 
 
 def _extra(row: Row) -> str:

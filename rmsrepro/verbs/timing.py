@@ -14,6 +14,7 @@ from rmsrepro.config.overrides import Override, chosen_experiment, expand, take,
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.verbs.bench_text import print_bench
 from rmsrepro.verbs.common import composer, console, label_study, say
+from rmsrepro.verbs.own_models import take_target, with_target
 from rmsrepro.verbs.training import refuse_options_of_sweep
 
 
@@ -77,6 +78,7 @@ def prepare_bench(
     for item in overrides:
         if item.key in _FOLLOWS:
             raise UserError(f"{item.text}: {_FOLLOWS[item.key]}")
+    target, overrides = take_target(overrides)
     norm_text, rest = take(overrides, "norm")
     backend_text, rest = take(rest, "backend")
     norm_names = _values("norm", norm_text or "layernorm,rmsnorm,prmsnorm")
@@ -122,7 +124,7 @@ def prepare_bench(
         base.bench, norms=norm_names, backends=backends, cells=1, reuse=reuse or base.bench.reuse
     )
     check_bench_config(settings)
-    return PreparedBench(settings, base, norms)
+    return PreparedBench(settings, with_target(base, target), norms)
 
 
 def run_prepared_bench(prepared: PreparedBench) -> Any:
