@@ -14,7 +14,7 @@ from rmsrepro.norms import list_norms
 
 Run = Callable[..., "object"]
 VERBS = ["train", "eval", "translate", "sample", "convert", "sweep", "status", "bench", "reproduce", "report"]
-VERBS += ["norms", "check-norm", "inspect"]
+VERBS += ["norms", "check-norm", "inspect", "doctor"]
 
 
 def test_the_verbs_of_the_contract_are_there() -> None:
