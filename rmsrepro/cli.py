@@ -34,6 +34,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   norms      norms and their parameters  rmsrepro norms norm=prmsnorm
   check-norm a norm's card, measured     rmsrepro check-norm rmsnorm
   inspect    which norms a model has     rmsrepro inspect package.module:factory
+  doctor     what can be measured here   rmsrepro doctor
 
 Everything is written to ./outputs (out_dir=DIR to change it). All keys of a
 training run, with the file each value comes from: rmsrepro train show=true
@@ -102,10 +103,17 @@ Runs that are done, running, failed and left, and the time to go.""",
 usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm]
                       [backend=composite,torch] [key=value ...]
 
-Times a whole training step with each norm: interleaved rounds in several fresh
+Times each norm against LayerNorm: interleaved rounds in several fresh
 processes, LayerNorm twice as a control. The keys of train say what is timed
 (model, task, data, precision, ...).
 
+  bench=step            a whole training step; bench.framework=true adds it
+                        inside Lightning's Trainer
+  bench=model           forward and backward: bench.modes=[fwd,fwd_bwd];
+                        model=package.module:factory times a model of your own,
+                        factory(norm) -> module, inputs
+  bench=layer           one norm by itself: bench.shapes=[80x1024]
+                        bench.dtypes=[float32,bfloat16]
   bench.processes=8     fresh processes (the unit of the interval)
   bench.budget_s=120    seconds in all
   bench.precision=0.02  half-width aimed at""",
@@ -154,6 +162,14 @@ norm shows. Writes outputs/inspections/package.module.NAME.json.
                             called with it (norm.build(dim))
   plugins=[module,...]      modules that register norms
   out_dir=DIR               where outputs go""",
+    "doctor": """\
+usage: rmsrepro doctor [trial_s=10] [trial=false]
+
+What this machine can measure: cores, load, frequency, memory, compiler,
+threads, GPU, backends, the clock, and by a short trial of LayerNorm against
+itself how small a difference a bench can tell. Writes nothing.
+
+  trial_s=10    seconds of the trial       trial=false   without it""",
 }
 
 
@@ -229,6 +245,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "norms": verbs.norms,
         "check-norm": verbs.check_norm,
         "inspect": verbs.inspect,
+        "doctor": verbs.doctor,
     }
     try:
         return table[verb](overrides)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 import rmsrepro
+from rmsrepro.runs.processor import available_cores, cpu_model
 
 _PACKAGES = (
     "torch", "lightning", "hydra-core", "omegaconf", "datasets", "tokenizers", "sacrebleu", "torchmetrics",
@@ -28,20 +28,12 @@ def machine() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "host": platform.node(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": available_cores(),
         "gpu": gpu,
         "system": f"{platform.system()} {platform.release()}",
         "torch": torch.__version__,
     }
-
-
-def available_cores() -> int:
-    """Return how many processors this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def environment() -> dict[str, Any]:
@@ -68,16 +60,6 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 @cache

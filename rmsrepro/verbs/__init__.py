@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmsrepro.verbs.cards import check_norm
 from rmsrepro.verbs.converting import convert
+from rmsrepro.verbs.doctor import doctor
 from rmsrepro.verbs.inspecting import inspect
 from rmsrepro.verbs.listing import norms
 from rmsrepro.verbs.reporting import report, reproduce
@@ -15,6 +16,7 @@ __all__ = [
     "bench",
     "check_norm",
     "convert",
+    "doctor",
     "evaluate",
     "inspect",
     "norms",

@@ -6,6 +6,7 @@
 * sweep: `dry_run=true`, so all jobs are composed and none is trained.
 * bench, reproduce: everything but the training and the timing themselves. Both are done for real, on a tiny
   corpus, by the tests marked slow at the end.
+* doctor: a trial of a fifth of a second.
 * status, report: without `watch=true`, which never ends.
 * RUN in `outputs/runs/RUN` is the newest run that fits the command, NAME in `outputs/converted/NAME` is the
   newest conversion.
@@ -170,6 +171,8 @@ def shrunk(words: list[str]) -> list[str]:
             words = with_values(words, data__num_train=100, data__num_val=10, data__num_test=10)
     if verb == "sweep":
         words = with_values(words, dry_run="true")
+    if verb == "doctor":
+        words = with_values(words, trial_s=0.2)
     if verb == "sample":
         words = with_values(words, num_tokens=20)
     return words
