@@ -4,13 +4,17 @@ A bench times cells (shape, mode, dtype) of a level, each with the same arms (no
 
     cells.py       what a cell, an arm and a step are
     levels.py      what a level has to say; layer.py, model_step.py and step.py are the levels
+    task_step.py   what steps of the package's models share; user_model.py, user_step.py: the user's own
+    trainer_step.py   the training step inside Lightning's Trainer
     arms.py        which norms are timed, and against which baseline
     runner.py      a whole bench: lock, processes, record
     measuring.py   its processes: a pilot that plans (planning.py), then those that measure
     worker.py      one process; session.py does one cell in it, protocol.py takes the times
     statistics.py  from samples to ratios with intervals
     record.py      the tables of a cell; result.py all of result.json
-    gate.py, counting.py, memory.py, settings.py, load.py   what stands beside the times
+    gate.py, model_gate.py   what arms compute, held against float64
+    counting.py, memory.py, settings.py, load.py   what stands beside the times
+    doctor.py      what this machine can measure; trial.py tries it
 """
 
 from __future__ import annotations
