@@ -144,6 +144,14 @@ class RunCallback(L.Callback):
 
     # ------------------------------------------------------------------------ training
 
+    # Lightning passes over a hook that it cannot call. Each of these would cost a pass through its profiler
+    # at every step, and do nothing.
+    on_train_batch_start = None  # type: ignore[assignment]
+    on_before_backward = None  # type: ignore[assignment]
+    on_after_backward = None  # type: ignore[assignment]
+    on_before_optimizer_step = None  # type: ignore[assignment]
+    on_before_zero_grad = None  # type: ignore[assignment]
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start_step = self._last_step = trainer.global_step
         left = self._config.max_steps - trainer.global_step
@@ -218,7 +226,9 @@ class RunCallback(L.Callback):
         """Tell `rmsrepro status` that the run lives and how far it is."""
         self._beat = time.monotonic()
         touch_lock(self._folder)
-        write_atomic(self._folder / "running.json", to_json({**owner_record(), **self._running(step)}))
+        told = to_json({**owner_record(), **self._running(step)})
+        # Every two seconds of training, and of no use after a crash.
+        write_atomic(self._folder / "running.json", told, durable=False)
 
     def _safe_point(self, trainer: L.Trainer, step: int) -> None:
         if self._interruption.pending is not None:

@@ -21,15 +21,20 @@ _STALE_S = 600.0
 """For so long without a sign of life another machine's process is believed to run."""
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part."""
+def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
+
+    Args:
+        durable: whether that holds for a crash of the machine too, which takes several milliseconds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

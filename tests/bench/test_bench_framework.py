@@ -179,6 +179,25 @@ def test_steps_are_done_when_their_batches_are(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_step_passes_through_one_hook_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = base(tmp_path)
+    step = TrainerStep(arm_config(config, ARM), prepare_data(config, 2), CPU, RECORDS)
+    profiler, seen = step._task.trainer.profiler, list[str]()
+    profile = profiler.profile
+
+    def watched(name: str) -> Any:
+        seen.append(name)
+        return profile(name)
+
+    monkeypatch.setattr(profiler, "profile", watched)
+    step.repeat(2)
+    step.close()
+    steps = [name for name in seen if "RunCallback" in name and "exception" not in name]
+    assert steps == ["[Callback]RunCallback.on_train_batch_end"] * 2
+
+
 def test_a_trainer_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = base(tmp_path)
     step = TrainerStep(arm_config(config, ARM), prepare_data(config, 2), CPU, TRAINER)

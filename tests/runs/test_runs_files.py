@@ -106,6 +106,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_atomic(path, "new")
     assert path.read_text() == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["result.json"]
+    write_atomic(path, "newer", durable=False)  # waits for no disk
+    assert path.read_text() == "newer"
 
 
 def test_a_lock_is_exclusive_and_survives_no_owner(tmp_path: Path) -> None:
