@@ -18,7 +18,7 @@ MODELS = """
 import torch
 from torch import nn
 
-from my_norms import MaxNorm  # a module beside this one
+from own_model_norms import MaxNorm  # a module beside this one
 
 
 def blocks(norm):
@@ -50,17 +50,17 @@ TINY = ["bench.processes=2", "bench.rounds=2", "bench.warmup_s=0.01", "bench.blo
 @pytest.fixture
 def modules() -> None:
     Path("my_models.py").write_text(MODELS, encoding="utf-8")
-    Path("my_norms.py").write_text(NORMS, encoding="utf-8")
+    Path("own_model_norms.py").write_text(NORMS, encoding="utf-8")
 
 
 @pytest.mark.usefixtures("modules")
 def test_ones_own_model_and_norm_from_the_current_directory(program: Callable[..., Ran]) -> None:
-    norms = "norm=layernorm,my_maxnorm,my_norms:MaxNorm"
-    ran = program("bench", "model=my_models:blocks", "plugins=[my_norms]", norms, *TINY)
+    norms = "norm=layernorm,my_maxnorm,own_model_norms:MaxNorm"
+    ran = program("bench", "model=my_models:blocks", "plugins=[own_model_norms]", norms, *TINY)
     assert ran.code == 0, ran.err
     (record,) = (json.loads(file.read_text()) for file in Path("outputs/bench").glob("*/result.json"))
     assert [row["arm"] for row in record["comparisons"]] == [
-        "my_maxnorm/composite", "my_norms:MaxNorm/composite",
+        "my_maxnorm/composite", "own_model_norms:MaxNorm/composite",
     ]  # fmt: skip
     assert record["model"] == "my_models:blocks"
     assert (record["level"], record["mode"], record["task"]) == ("model", "fwd_bwd", None)
