@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from rmsrepro.config.overrides import split_override
 from rmsrepro.config.schema import ImportedModelConfig
+from rmsrepro.norms import registry
 from rmsrepro.verbs import timing
 from rmsrepro.verbs.own_models import take_target
 from tests.cli.running import Ran
@@ -48,9 +50,18 @@ TINY = ["bench.processes=2", "bench.rounds=2", "bench.warmup_s=0.01", "bench.blo
 
 
 @pytest.fixture
-def modules() -> None:
+def modules() -> Iterator[None]:
+    """The user's modules in the current directory, and this process as it was before."""
     Path("my_models.py").write_text(MODELS, encoding="utf-8")
     Path("own_model_norms.py").write_text(NORMS, encoding="utf-8")
+    known, path = dict(registry._registered), list(sys.path)
+    yield
+    registry._registered.clear()
+    registry._registered.update(known)
+    registry._import_strings.clear()
+    sys.path[:] = path
+    for name in ("my_models", "own_model_norms"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("modules")
