@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import yaml
+
 HIGHER_IS_BETTER = ("bleu", "chrf", "accuracy")
 """A metric whose name holds one of these words is better when higher; every other, when lower."""
 
@@ -22,6 +24,15 @@ def higher_is_better(metric: str) -> bool:
 def cell_name(model: str, task: str) -> str:
     """Return the name of a cell, `model/task`, the key of a study's per-cell settings."""
     return f"{model}/{task}"
+
+
+def _value(text: str) -> Any:
+    """What an override's text stands for: YAML, and numbers like 1e-5, which YAML takes for a text."""
+    value = yaml.safe_load(text)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 class Relation(Enum):
@@ -162,7 +173,7 @@ class StudyConfig:
         for override in self.norm_overrides.get(norm, []):
             key, _, value = override.partition("=")
             if key.startswith("norm."):
-                content[key.removeprefix("norm.")] = value
+                content[key.removeprefix("norm.")] = _value(value)
         return name, content
 
     def cells(self) -> list[str]:

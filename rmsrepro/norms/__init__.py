@@ -9,6 +9,7 @@
     backends/     how they are computed
     registry.py   names, registering one's own; signatures.py reads the parameters of a user's class
     factory.py    build_norm, NormSpec, the choice of a backend
+    settings.py   whether two settings of a norm are the same
     targets.py    models of users, which are built with a norm
     roles.py      which parameters belong to norms
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rmsrepro.paper.claims import Claim, Metric, Reduction, ledger
 from rmsrepro.paper.findings import Findings, NormCard, Quality, Timing, read_cards
 from rmsrepro.paper.headline import HEADLINE, Headline
+from rmsrepro.paper.printed import PrintedTime, printed_times
 from rmsrepro.paper.rules import RULES, ClaimOutcome
 from rmsrepro.paper.studies import BenchJob, StudyJob, bench_jobs, study_jobs
 from rmsrepro.paper.study_checks import check_study
@@ -22,6 +23,7 @@ __all__ = [
     "Headline",
     "Metric",
     "NormCard",
+    "PrintedTime",
     "Quality",
     "Reduction",
     "StudyJob",
@@ -32,6 +34,7 @@ __all__ = [
     "counts",
     "judge_claims",
     "ledger",
+    "printed_times",
     "read_cards",
     "study_jobs",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rmsrepro.config.study import Relation, StudyConfig
-from rmsrepro.norms.params import same_value
+from rmsrepro.norms.settings import same_parameters
 from rmsrepro.paper import rules
 from rmsrepro.paper.claims import Claim, Ledger, Metric, ledger
 from rmsrepro.paper.combined import judge_every_p, judge_no_gain, judge_summary
@@ -139,18 +139,20 @@ class _Judge:
     # ------------------------------------------------------------------------------- looking up
 
     def _timing(self, one: Declared, norm: str = "", cell: str = "") -> Timing | None:
-        """The newest timing that a test names; of two settings of a norm the one that is meant."""
+        """The newest timing that a test names, of the norm with the study's parameters."""
         assert self._study is not None
         by = one.by
         name, given = self._study.norm_of(norm or by.norm)
-        fitting = [
-            timing
-            for timing in self._findings.timings
-            if (timing.level, timing.cell, timing.backend) == (by.level, cell or by.cell, by.backend)
-            and timing.norm.split("(", 1)[0] == name
-            and all(same_value(timing.params.get(key), value) for key, value in given.items())
-        ]
-        return min(fitting, key=lambda timing: len(timing.params), default=None)
+        return next(
+            (
+                timing
+                for timing in self._findings.timings
+                if (timing.level, timing.cell, timing.backend) == (by.level, cell or by.cell, by.backend)
+                and timing.norm.split("(", 1)[0] == name
+                and same_parameters(name, given, timing.params)
+            ),
+            None,
+        )
 
     def _pairs(self, one: Declared) -> list[tuple[Timing, Timing]]:
         """(RMSNorm, pRMSNorm) of each cell in which both were timed."""

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.paper import ClaimVerdict, judge_claims, read_cards
+from rmsrepro.paper import ClaimVerdict, judge_claims, printed_times, read_cards
 from rmsrepro.report.cells import build_cells
+from rmsrepro.report.claim_lines import claim_lines, claims_table
 from rmsrepro.report.claims import findings_of
+from rmsrepro.report.layers import layer_times
 from rmsrepro.report.load import load_records
-from rmsrepro.report.page import PageInput, render
+from rmsrepro.report.page import PageInput, TimeSection, render
 from rmsrepro.report.parameters import names_of
 from rmsrepro.report.records import BenchRecord, Records, RunRecord
+from rmsrepro.report.savings import over_p, places_of, remaining, remaining_text, shares
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
 from rmsrepro.report.table import results_table
-from rmsrepro.report.timing import newest, step_times
+from rmsrepro.report.timing import newest, step_seconds, step_times
 from rmsrepro.runs.files import write_atomic
 
 
@@ -31,6 +34,8 @@ class ReportResult:
     scorecard: Scorecard
     claims: tuple[ClaimVerdict, ...]
     """A verdict for each claim of the paper; most are not run."""
+    remaining: tuple[str, ...] = ()
+    """What RMSNorm saves on the backends that were timed beside each other, a sentence a place."""
 
 
 def build_report(
@@ -42,7 +47,7 @@ def build_report(
     watching: bool = False,
     every_s: float = 10.0,
 ) -> ReportResult:
-    """Write `<out_dir>/reports/<id>/index.html` and `results.csv` and return where they are.
+    """Write `<out_dir>/reports/<id>/{index.html, results.csv, claims.csv}` and return where they are.
 
     Args:
         out_dir: the folder that holds `runs/` and `bench/`.
@@ -60,13 +65,26 @@ def build_report(
     cells, outside = build_cells(records.runs, study, names)
     card = build_scorecard(cells, times, study)
     claims = judge_claims(study, findings_of(card, records.benches, read_cards(root), study))
+    kept = newest(times)
+    places = places_of(kept)
+    left = remaining(places, names)
     page = PageInput(
         report_id=name,
         card=card,
         study=study,
         records=records,
         outside=outside if study else (),
-        times=newest(times),
+        times=kept,
+        timing=TimeSection(
+            places=places,
+            remaining=left,
+            shares=shares(places, names),
+            over_p=over_p(places),
+            layers=layer_times(records.benches, times),
+            printed=printed_times(study) if study else [],
+        ),
+        step_seconds={cell.label: found for cell in cells if (found := step_seconds(cell, times))},
+        claims=claim_lines(claims),
         names=names,
         watching=watching,
         every_s=every_s,
@@ -74,9 +92,14 @@ def build_report(
     folder = root / "reports" / name
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "results.csv", results_table(records.runs).to_csv(index=False))
+    write_atomic(folder / "claims.csv", claims_table(claims).to_csv(index=False))
     write_atomic(folder / "index.html", render(page))
     return ReportResult(
-        page=folder / "index.html", results=folder / "results.csv", scorecard=card, claims=tuple(claims)
+        page=folder / "index.html",
+        results=folder / "results.csv",
+        scorecard=card,
+        claims=tuple(claims),
+        remaining=tuple(remaining_text(left)),
     )
 
 

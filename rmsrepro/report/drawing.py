@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,3 +107,20 @@ def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Single precision: enough for a pixel, half the size of the page."""
     with np.errstate(over="ignore"):
         return np.where(np.isfinite(values), values, np.nan).astype(np.float32)
+
+
+def error_bars(middle: float, low: float, high: float) -> dict[str, Any]:
+    """Plotly's error bars of an interval; an end that is unknown has none."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [reach(high - middle)],
+        "arrayminus": [reach(middle - low)],
+        "thickness": 2,
+        "width": 5,
+    }
+
+
+def reach(value: float) -> float:
+    """The length of an error bar; 0 for one that is unknown or none."""
+    return value if math.isfinite(value) and value > 0 else 0.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,17 +16,26 @@ from rmsrepro.report.curves import LoneCurves, MeanCurve, lone_curves, mean_curv
 from rmsrepro.report.drawing import Figure, blank, narrow, safe, style_of, translucent
 from rmsrepro.report.scorecard import Scorecard
 from rmsrepro.report.statistics import median
-from rmsrepro.report.timing import Reaching
+from rmsrepro.report.timing import Reaching, StepSeconds
+
+Curve = TypeVar("Curve", MeanCurve, LoneCurves)
 
 LONE_BUDGET = 40_000
 """Points spent on unfinished runs in the whole report, so that the page stays small."""
 
 
-def loss_figures(cells: Sequence[Cell]) -> list[tuple[Figure, Figure]]:
-    """Two figures a cell: training and validation loss against steps, and against training seconds.
+def loss_figures(
+    cells: Sequence[Cell], step_seconds: Mapping[str, StepSeconds] | None = None
+) -> list[tuple[Figure, Figure]]:
+    """Two figures a cell: training and validation loss against steps, and against seconds.
 
     Traces carry `meta.metric`; the page shows one metric at a time. A cell without rows has none.
+
+    Args:
+        step_seconds: by the cell's label what a bench says of the time of a step. The seconds of such a cell
+            are steps times that, for the arms that were timed; those of any other are the runs' own.
     """
+    known = step_seconds or {}
     unfinished = sum(not run.finished for cell in cells for arm in cell.arms for run in arm.runs.values())
     points = max(10, min(200, LONE_BUDGET // max(1, unfinished)))
     figures = []
@@ -40,8 +49,12 @@ def loss_figures(cells: Sequence[Cell]) -> list[tuple[Figure, Figure]]:
             for metric in ("val_loss", "train_loss")
         ]
         if any(found.means or found.lone for found in curves):
+            timed = known.get(cell.label)
             figures.append(
-                (_loss_figure(cell, curves, "step", place), _loss_figure(cell, curves, "seconds", place))
+                (
+                    _loss_figure(cell, curves, "step", place),
+                    _loss_figure(cell, curves, "seconds", place, timed),
+                )
             )
     return figures
 
@@ -55,15 +68,22 @@ class _Curves:
     lone: list[tuple[Arm, LoneCurves]]
 
 
-def _loss_figure(cell: Cell, curves: Sequence[_Curves], axis: str, place: int) -> Figure:
+def _loss_figure(
+    cell: Cell, curves: Sequence[_Curves], axis: str, place: int, timed: StepSeconds | None = None
+) -> Figure:
+    """One figure; `timed` puts the steps of its arms on the bench's clock, and leaves out the others."""
     figure = blank(height=360)
     ranges: dict[str, tuple[float, float]] = {}
     for found in curves:
         machines = {curve.machine for _, curve in found.means}
         for arm, mean in found.means:
-            figure.add_traces(_mean_traces(cell, arm, mean, axis, found.metric, several=len(machines) > 1))
+            if timed is None or arm.label in timed.by_arm:
+                on_clock = _on_clock(mean, timed, arm)
+                several = len(machines) > 1
+                figure.add_traces(_mean_traces(cell, arm, on_clock, axis, found.metric, several=several))
         for arm, lone in found.lone:
-            figure.add_trace(_lone_trace(cell, arm, lone, axis, found.metric))
+            if timed is None or arm.label in timed.by_arm:
+                figure.add_trace(_lone_trace(cell, arm, _on_clock(lone, timed, arm), axis, found.metric))
         span = value_range([curve for _, curve in found.means], [curve for _, curve in found.lone])
         if span is not None:
             ranges[found.metric] = span
@@ -71,10 +91,20 @@ def _loss_figure(cell: Cell, curves: Sequence[_Curves], axis: str, place: int) -
     for trace in figure.data:
         trace.visible = trace.meta["metric"] == shown
     figure.update_layout(meta={"ranges": ranges})
-    figure.update_xaxes(title_text="step" if axis == "step" else "training seconds", rangemode="tozero")
+    clock = {"step": "steps", "seconds": "training seconds, unpaired"}[axis]
+    if timed is not None:
+        left_out = [arm.label for arm in cell.arms if arm.runs and arm.label not in timed.by_arm]
+        clock = "seconds, each step as the bench timed it"
+        clock += "" if timed.trusted else " (not trusted)"
+        clock += f"; not timed: {', '.join(left_out)}" if left_out else ""
+    figure.update_xaxes(title_text="step" if axis == "step" else "seconds", rangemode="tozero")
     figure.update_yaxes(title_text="loss (nats a token)", range=ranges.get(shown))
-    clock = "steps" if axis == "step" else "training seconds"
     return Figure(f"loss-{axis}-{place}", f"{cell.label}, against {clock}", figure, 360)
+
+
+def _on_clock(curve: Curve, timed: StepSeconds | None, arm: Arm) -> Curve:
+    """The curve with its steps at the seconds that the bench measured."""
+    return curve if timed is None else replace(curve, seconds=curve.step * timed.by_arm[arm.label])
 
 
 def _mean_traces(

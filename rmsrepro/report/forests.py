@@ -1,4 +1,4 @@
-"""Forest plots: quality differences with the margin, and step-time ratios with the A/A control."""
+"""Forest plots: what they share, and the one of quality differences with the study's margin."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from rmsrepro.report import formatting
-from rmsrepro.report.cells import Cell
 from rmsrepro.report.drawing import Figure, blank, safe, style_of
 from rmsrepro.report.scorecard import Row, Scorecard
-from rmsrepro.report.timing import StepTime
 
 
 def quality_forest(card: Scorecard) -> list[Figure]:
@@ -21,8 +19,8 @@ def quality_forest(card: Scorecard) -> list[Figure]:
         rows = [row for row in card.rows if row.metric == metric]
         if not any(row.difference and math.isfinite(row.difference.mean) for row in rows):
             continue
-        figure, height = _forest([(row.cell, row) for row in rows])
-        for y, row in zip(_places([row.cell for row in rows]), rows, strict=True):
+        figure, height = frame([(row.cell.label, row.arm.label) for row in rows])
+        for y, row in zip(places([row.cell.label for row in rows]), rows, strict=True):
             figure.add_trace(_quality_trace(y, row))
         margin = rows[0].margin
         if margin is not None:
@@ -57,102 +55,41 @@ def _quality_trace(y: float, row: Row) -> go.Scatter:
     )
 
 
-def time_forest(card: Scorecard) -> Figure | None:
-    """Step-time ratios to the baseline on the same backend, with intervals and the A/A control."""
-    timed = [
-        (row, row.step_time) for row in card.rows if row.step_time is not None and row.step_time.measured
-    ]
-    if not timed:
-        return None
-    figure, height = _forest([(row.cell, row) for row, _ in timed])
-    for y, (row, time) in zip(_places([row.cell for row, _ in timed]), timed, strict=True):
-        figure.add_traces(_time_traces(y, row, time))
-    figure.add_vline(x=1, line={"width": 1, "color": "#7f7f7f"})
-    figure.update_xaxes(title_text=safe(f"time of a step / {card.baseline}'s, 95 % interval"))
-    return Figure("time-forest", "Step time against the baseline", figure, height)
+def places(groups: Sequence[str]) -> list[float]:
+    """Vertical places of a forest's rows: one line each, and one before each group for its name."""
+    found, place, previous = [], 0.0, ""
+    for number, group in enumerate(groups):
+        place += 2.0 if number == 0 or group != previous else 1.0
+        previous = group
+        found.append(place)
+    return found
 
 
-def _time_traces(y: float, row: Row, time: StepTime) -> list[go.Scatter]:
-    timed = time.comparison
-    style = style_of(row.cell, row.arm)
-    ends = formatting.interval(timed.ratio_low, timed.ratio_high, 3)
-    words = (
-        f"<b>{safe(row.arm.label)}</b>, {safe(row.cell.label)}, {safe(timed.backend)}<br>"
-        f"ratio {timed.ratio:.3f} {safe(ends)}: {safe(time.words)} time<br>"
-        f"{'trusted' if timed.trusted else 'not trusted'} {safe(', '.join(timed.flags))}<extra></extra>"
-    )
-    traces = []
-    if math.isfinite(timed.aa_low) and math.isfinite(timed.aa_high):
-        traces.append(
-            go.Scatter(
-                x=[timed.aa_low, timed.aa_high],
-                y=[y, y],
-                mode="lines",
-                line={"color": "#7f7f7f", "width": 9},
-                opacity=0.35,
-                hovertemplate=f"A/A control: {timed.aa_ratio:.3f}<extra></extra>",
-                showlegend=False,
-            )
-        )
-    open_symbol = style["symbol"] if timed.trusted else f"{style['symbol']}-open"
-    traces.append(
-        go.Scatter(
-            x=[timed.ratio],
-            y=[y],
-            mode="markers",
-            marker={"color": style["color"], "size": 10, "symbol": open_symbol},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [_finite(timed.ratio_high - timed.ratio)],
-                "arrayminus": [_finite(timed.ratio - timed.ratio_low)],
-                "thickness": 2,
-                "width": 5,
-            },
-            hovertemplate=words,
-            showlegend=False,
-        )
-    )
-    return traces
-
-
-def _places(cells: Sequence[Cell]) -> list[float]:
-    """Vertical places of a forest's rows: one line each, and one before each cell for its name."""
-    places, place, previous = [], 0.0, None
-    for cell in cells:
-        place += 1.0 if cell is previous else 2.0
-        previous = cell
-        places.append(place)
-    return places
-
-
-def _forest(rows: Sequence[tuple[Cell, Row]]) -> tuple[go.Figure, int]:
-    """An empty forest plot: rows named by norm, under the name of their cell."""
-    cells = [cell for cell, _ in rows]
-    places = _places(cells)
-    height = 90 + 26 * round(places[-1] + 1)
+def frame(rows: Sequence[tuple[str, str]]) -> tuple[go.Figure, int]:
+    """An empty forest plot and its height: rows (group, label), under the name of their group."""
+    groups = [group for group, _ in rows]
+    rows_at = places(groups)
+    height = 90 + 26 * round(rows_at[-1] + 1)
     figure = blank(height=height)
     figure.update_yaxes(
         tickmode="array",
-        tickvals=places,
-        ticktext=[safe(row.arm.label) for _, row in rows],
-        range=[places[-1] + 0.7, 0.4],
+        tickvals=rows_at,
+        ticktext=[safe(label) for _, label in rows],
+        range=[rows_at[-1] + 0.7, 0.4],
         showgrid=False,
         automargin=True,
         zeroline=False,
     )
-    for place, cell, previous in zip(places, cells, [None, *cells[:-1]], strict=True):
-        if cell is not previous:
+    previous = None
+    for place, group in zip(rows_at, groups, strict=True):
+        if group != previous:
             figure.add_annotation(
                 x=0,
                 xref="paper",
                 y=place - 1,
-                text=f"<b>{safe(cell.label)}</b>",
+                text=f"<b>{safe(group)}</b>",
                 showarrow=False,
                 xanchor="left",
             )
+        previous = group
     return figure, height
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) and value > 0 else 0.0

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rmsrepro.report import fields
-from rmsrepro.report.records import BenchRecord, Comparison, Problem
+from rmsrepro.report.records import BenchRecord, Comparison, Problem, TimedArm
+
+CELL_KEYS = ("level", "model", "task", "shape", "mode", "dtype")
+"""What a bench's rows share when they were timed side by side."""
 
 
 def load_bench(folder: Path, problems: list[Problem]) -> BenchRecord | None:
@@ -34,6 +37,7 @@ def load_bench(folder: Path, problems: list[Problem]) -> BenchRecord | None:
         config=config,
         written=fields.modified(path),
         comparisons=(*comparisons, *_unmeasured(result, comparisons)),
+        arms=tuple(_arm(entry) for entry in _entries(result, "arms") if fields.text(entry, "arm")),
     )
 
 
@@ -45,7 +49,7 @@ def _entries(result: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def _unmeasured(result: Mapping[str, Any], measured: list[Comparison]) -> list[Comparison]:
     """Arms that could not be timed, as comparisons without a ratio whose flag is the reason."""
-    known = {(comparison.norm, comparison.backend) for comparison in measured}
+    known = {_arm_in_cell(comparison) for comparison in measured}
     missing = []
     for entry in _entries(result, "arms"):
         if fields.text(entry, "status") not in ("unavailable", "failed"):
@@ -55,9 +59,49 @@ def _unmeasured(result: Mapping[str, Any], measured: list[Comparison]) -> list[C
             *fields.texts(entry.get("flags")),
         ]
         comparison = _comparison({**entry, "baseline": "", "ratio": None, "flags": flags}, result)
-        if (comparison.norm, comparison.backend) not in known:
+        if _arm_in_cell(comparison) not in known:
             missing.append(comparison)
     return missing
+
+
+def _arm_in_cell(one: Comparison) -> tuple[str, ...]:
+    """What an arm is and what it was timed on: a norm may be measured at one shape and not at another."""
+    return one.norm, one.backend, one.level, one.shape, one.mode, one.dtype
+
+
+def _arm(entry: Mapping[str, Any]) -> TimedArm:
+    norm = fields.text(entry, "norm")
+    if not norm and not fields.text(entry, "role"):  # a record of the first schema names the arm alone
+        norm = fields.text(entry, "arm").rpartition("/")[0]
+    return TimedArm(
+        level=fields.text(entry, "level"),
+        shape=fields.shape_text(entry.get("shape")),
+        mode=fields.text(entry, "mode"),
+        dtype=fields.text(entry, "dtype"),
+        device=fields.text(entry, "device"),
+        threads=fields.integer(entry.get("threads")),
+        norm=norm,
+        params=fields.mapping(entry, "norm_params"),
+        backend=fields.text(entry, "backend") or fields.text(entry, "arm").rpartition("/")[2],
+        role=fields.text(entry, "role") or "norm",
+        status=fields.text(entry, "status"),
+        reason=fields.text(entry, "reason"),
+        median_s=fields.number(entry.get("median_s")),
+        gb_per_s=fields.number(entry.get("gb_per_s")),
+        copy_share=fields.number(entry.get("copy_share")),
+        flops=fields.number(entry.get("flops")),
+        peak_bytes=fields.number(entry.get("peak_bytes")),
+    )
+
+
+def _arms_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The arms that were timed together with a comparison, by name."""
+    there = [
+        one
+        for one in reversed(_entries(result, "arms"))
+        if all(one.get(key, entry.get(key)) == entry.get(key) for key in CELL_KEYS)
+    ]
+    return {fields.text(one, "arm"): one for one in there}
 
 
 def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
@@ -70,7 +114,7 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
     if math.isnan(reduction_low):
         reduction_low, reduction_high = 100 * (1 - high), 100 * (1 - low)
     norm, _, backend = fields.text(entry, "arm").rpartition("/")
-    arms = {fields.text(one, "arm"): one for one in reversed(_entries(result, "arms"))}
+    arms = _arms_of(result, entry)
     arm = arms.get(fields.text(entry, "arm"), entry)
     baseline = arms.get(fields.text(entry, "baseline"), {})
     base_norm, _, base_backend = fields.text(entry, "baseline").rpartition("/")
@@ -103,4 +147,8 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
         trusted=entry.get("trusted") is True,
         flags=fields.texts(entry.get("flags")),
         baseline_params=fields.mapping(baseline, "norm_params"),
+        baseline_s=fields.number(baseline.get("median_s")),
+        process_ratios={
+            name: fields.number(value) for name, value in fields.mapping(entry, "process_ratios").items()
+        },
     )

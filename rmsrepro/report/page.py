@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import resources
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import plotly.offline
@@ -22,15 +24,33 @@ from markupsafe import Markup
 
 import rmsrepro
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.report import drawing, figures, forests, formatting
+from rmsrepro.norms.settings import resolved
+from rmsrepro.paper import RULES as CLAIM_RULES
+from rmsrepro.paper import PrintedTime
+from rmsrepro.report import drawing, figures, forests, formatting, p_figures, time_figures
+from rmsrepro.report.claim_lines import ClaimLines
 from rmsrepro.report.environment import machines
-from rmsrepro.report.parameters import Names, resolved, settings_of
+from rmsrepro.report.layers import LayerTime
+from rmsrepro.report.parameters import Names, settings_of
 from rmsrepro.report.reading import paper_context
 from rmsrepro.report.records import Records, RunRecord, State
+from rmsrepro.report.savings import BACKENDS, OverP, Place, Remaining, Share, remaining_text
 from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_text
 from rmsrepro.report.statistics import PairedDifference
-from rmsrepro.report.timing import StepTime
+from rmsrepro.report.timing import StepSeconds, StepTime
 from rmsrepro.report.verdict import RULES
+
+
+@dataclass(frozen=True)
+class TimeSection:
+    """What the section on time shows beside the table of all timings."""
+
+    places: Sequence[Place]
+    remaining: Sequence[Remaining]
+    shares: Sequence[Share]
+    over_p: Sequence[OverP]
+    layers: Sequence[LayerTime]
+    printed: Sequence[PrintedTime]
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,10 @@ class PageInput:
     outside: Sequence[RunRecord]
     """Runs that are in no cell of the scorecard."""
     times: Sequence[StepTime]
+    timing: TimeSection
+    step_seconds: Mapping[str, StepSeconds]
+    """The cell's label -> what a bench says of the time of its steps."""
+    claims: ClaimLines
     names: Names
     watching: bool
     every_s: float
@@ -53,9 +77,26 @@ def render(page: PageInput) -> str:
     """Return the whole HTML text."""
     card = page.card
     drawn = {
-        "quality": forests.quality_forest(card),
-        "time": [figure for figure in [forests.time_forest(card)] if figure],
-        "loss": [figure for both in figures.loss_figures(card.cells) for figure in both],
+        "quality": [*forests.quality_forest(card), *p_figures.quality_over_p(card)],
+        "time": [
+            figure
+            for figure in (
+                time_figures.reduction_forest(
+                    page.timing.places, page.names, page.timing.printed, baseline=card.baseline
+                ),
+                time_figures.share_figure(page.timing.shares),
+            )
+            if figure
+        ],
+        "layers": [
+            figure
+            for figure in (
+                time_figures.layer_figure(page.timing.layers, page.names),
+                p_figures.time_over_p(page.timing.over_p, baseline=card.baseline),
+            )
+            if figure
+        ],
+        "loss": [figure for both in figures.loss_figures(card.cells, page.step_seconds) for figure in both],
         "target": figures.target_figures(card),
     }
     data = {figure.key: json.loads(figure.figure.to_json()) for group in drawn.values() for figure in group}
@@ -75,6 +116,9 @@ def render(page: PageInput) -> str:
         built=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         context=paper_context(),
         rules=RULES,
+        claim_rules=CLAIM_RULES,
+        remaining_text=remaining_text(page.timing.remaining),
+        backends=_backends(page.timing.remaining),
         counts=_counts(page.records.runs),
         runs=_run_rows(page),
         run_metrics=sorted({row.metric for row in card.baselines}),
@@ -136,10 +180,19 @@ def _environment() -> Environment:
         "count": formatting.count,
         "interval": formatting.interval,
         "difference": _secondary_text,
+        "runs_of": lambda items, path: [
+            (value, list(group)) for value, group in groupby(items, key=attrgetter(path))
+        ],
         "dash": lambda text: text if text not in ("", None) else "\u2013",
         "when": lambda written: datetime.fromtimestamp(written).astimezone().strftime("%Y-%m-%d %H:%M"),
     }
     return environment
+
+
+def _backends(rows: Sequence[Remaining]) -> list[str]:
+    """The backends of a table, in their order."""
+    there = {backend for row in rows for backend in row.by_backend}
+    return [*(name for name in BACKENDS if name in there), *sorted(there - set(BACKENDS))]
 
 
 def _counts(runs: Sequence[RunRecord]) -> list[tuple[str, int]]:

@@ -136,6 +136,10 @@ class Comparison:
     flags: tuple[str, ...]
     baseline_params: Mapping[str, Any] = field(default_factory=dict)
     """As `params`, of the baseline."""
+    baseline_s: float = math.nan
+    """Median seconds of a step of the baseline; NaN where the bench does not say."""
+    process_ratios: Mapping[str, float] = field(default_factory=dict)
+    """The median ratio of each process, by the process's name; empty where the bench does not say."""
 
     @property
     def plain_norm(self) -> str:
@@ -154,6 +158,36 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class TimedArm:
+    """What a bench measured of one arm by itself. Numbers are NaN where it does not say."""
+
+    level: str
+    shape: str
+    mode: str
+    dtype: str
+    device: str
+    threads: int | None
+    norm: str
+    """Empty for what is no norm, such as a copy."""
+    params: Mapping[str, Any]
+    backend: str
+    role: str
+    status: str
+    """measured, unavailable or failed."""
+    reason: str
+    median_s: float
+    """Seconds of a step."""
+    gb_per_s: float
+    """Bytes that the equation needs, in 1e9 a second."""
+    copy_share: float
+    """Of the speed of a copy of the same input in the same rounds; 1 is as fast."""
+    flops: float
+    """Operations of a step by the equation."""
+    peak_bytes: float
+    """What the tensors of one step take at once."""
+
+
+@dataclass(frozen=True)
 class BenchRecord:
     """One finished bench."""
 
@@ -165,6 +199,7 @@ class BenchRecord:
     """The training settings whose step was timed; empty if the bench does not say."""
     written: float
     comparisons: tuple[Comparison, ...]
+    arms: tuple[TimedArm, ...] = ()
 
 
 @dataclass(frozen=True)

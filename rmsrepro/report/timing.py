@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmsrepro.config.study import higher_is_better
+from rmsrepro.norms.settings import resolved, same_parameters
 from rmsrepro.report import formatting
 from rmsrepro.report.cells import Arm, Cell, flatten
-from rmsrepro.report.parameters import key_of, resolved, same_parameters
+from rmsrepro.report.parameters import key_of
 from rmsrepro.report.records import BenchRecord, Comparison, RunRecord, machine_name
 from rmsrepro.report.statistics import median, time_to_target
 
@@ -72,17 +73,30 @@ def step_times(benches: Iterable[BenchRecord]) -> list[StepTime]:
 
 
 def newest(times: Sequence[StepTime]) -> list[StepTime]:
-    """Of repeated comparisons (same arms, model, task, shape, machine) the newest, trusted or not."""
+    """Of repeated comparisons (same arms, model of the same size, task, shape, machine) the newest."""
     kept: dict[tuple[object, ...], StepTime] = {}
     for time in times:
         c = time.comparison
-        key = (time.machine, c.level, c.model, c.task, c.shape, c.mode, c.dtype, c.device, c.threads)
         norms = [
             (norm, key_of(given if (whole := resolved(norm, given)) is None else whole))
             for norm, given in ((c.plain_norm, c.params), (c.plain_baseline, c.baseline_params))
         ]
-        kept.setdefault((*key, *norms, c.backend, c.baseline_backend), time)
+        kept.setdefault((*place_key(time), *norms, c.backend, c.baseline_backend), time)
     return list(kept.values())
+
+
+def place_key(time: StepTime) -> tuple[object, ...]:
+    """What timings share that may stand side by side: machine, level, model with its size, shape, ..."""
+    c = time.comparison
+    return (
+        *(time.machine, c.level, c.model, c.task, c.shape, c.mode, c.dtype, c.device, c.threads),
+        key_of(shaping(time.settings)) if c.model else "",
+    )
+
+
+def shaping(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of flat training settings those that shape a step."""
+    return {key: value for key, value in settings.items() if key.startswith("model.") or key in SHAPES_A_STEP}
 
 
 def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | None:
@@ -120,11 +134,47 @@ def _same_norm(arm: Arm, given: Mapping[str, Any]) -> bool:
 
 def same_step(timed: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:
     """Whether two flat settings describe the same step; what either leaves open does not matter."""
+    timed, trained = shaping(timed), shaping(trained)
     return not any(
         timed[key] != trained[key]
         for key in timed.keys() & trained.keys()
-        if (key.startswith("model.") or key in SHAPES_A_STEP) and None not in (timed[key], trained[key])
+        if None not in (timed[key], trained[key])
     )
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """How long a step of a cell's arms takes, by one bench of a whole step."""
+
+    by_arm: Mapping[str, float]
+    """Label of the arm -> seconds: the baseline's median, and for the others that times their ratio to it."""
+    trusted: bool
+    """Whether the bench trusts all of them."""
+
+
+def step_seconds(cell: Cell, times: Sequence[StepTime]) -> StepSeconds | None:
+    """What a bench has to say of the time of the cell's steps; None without one.
+
+    All arms are taken from the newest bench that timed one of them: two benches are not paired.
+    """
+    found = [
+        (arm, time)
+        for arm in cell.arms
+        if arm.norm != cell.baseline
+        and (time := step_time_of(cell, arm, times)) is not None
+        and time.measured
+        and math.isfinite(time.comparison.baseline_s)
+    ]
+    if not found:
+        return None
+    bench_id = max(found, key=lambda one: one[1].written)[1].bench_id
+    own = [(arm, time.comparison) for arm, time in found if time.bench_id == bench_id]
+    seconds = {arm.label: timed.ratio * timed.baseline_s for arm, timed in own}
+    for arm, timed in own:
+        baseline = cell.baseline_of(arm)
+        if baseline is not None:
+            seconds[baseline.label] = timed.baseline_s
+    return StepSeconds(seconds, all(timed.trusted for _, timed in own))
 
 
 @dataclass(frozen=True)

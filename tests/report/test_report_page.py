@@ -120,7 +120,9 @@ def test_a_study_page_has_every_section(full: Path, made: Made) -> None:
     built = build_report(full, study=_full_study(made))
     page = Page(built.page)
     identifiers = {attrs.get("id") for tag, attrs in page.elements if tag == "section"}
-    assert identifiers == {"scorecard", "quality", "time", "curves", "target", "runs", "machine", "method"}
+    assert identifiers == {
+        *("scorecard", "claims", "quality", "time", "curves", "target", "runs", "machine", "method")
+    }
     loss = {f"loss-{axis}-{place}" for axis in ("step", "seconds") for place in range(4)}
     assert set(page.figures) == loss | {"quality-0", "time-forest", "target-0"}
     assert "7 to 64 % less time than LayerNorm" in page.text
@@ -277,7 +279,9 @@ def test_a_report_is_rebuilt_in_place_and_whole(full: Path) -> None:
     first = build_report(full)
     second = build_report(full)
     assert first.page == second.page
-    assert sorted(path.name for path in first.page.parent.iterdir()) == ["index.html", "results.csv"]
+    assert sorted(path.name for path in first.page.parent.iterdir()) == [
+        *("claims.csv", "index.html", "results.csv")
+    ]
 
 
 def test_a_study_shows_its_own_runs_alone(tmp_path: Path, made: Made) -> None:

@@ -1,0 +1,155 @@
+"""The verdicts on the paper's claims as a page and a table show them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import pandas as pd
+
+from rmsrepro.paper import ClaimOutcome, ClaimVerdict, Metric
+from rmsrepro.report import formatting
+
+COLUMNS = [
+    *("id", "table", "task", "framework", "model", "norm", "metric", "printed", "relation", "verdict"),
+    *("measured", "low", "high", "unit", "where", "reason", "command"),
+]
+
+
+@dataclass(frozen=True)
+class ClaimLine:
+    """A line of the scorecard of claims: a claim, or the properties of a norm that came to the same."""
+
+    table: str
+    head: str
+    """The claim's id, or how many properties of which norm."""
+    about: str
+    """Norm and metric, and where the paper has them."""
+    printed: str
+    measured: str
+    """`17.1 [14.9, 19.2] % less time`; empty for what has no number."""
+    relation: str
+    outcome: ClaimOutcome
+    reason: str
+    where: str
+
+
+@dataclass(frozen=True)
+class ClaimLines:
+    """All claims: those with a verdict, line by line, and those without, by what would run them."""
+
+    judged: tuple[ClaimLine, ...]
+    waiting: tuple[tuple[str, tuple[str, ...]], ...]
+    """(command, ids) of what was not run."""
+    untestable: tuple[tuple[str, tuple[str, ...]], ...]
+    """(reason, ids) of what nothing in the package tests."""
+    counts: tuple[tuple[ClaimOutcome, int], ...]
+    total: int
+
+
+def claim_lines(verdicts: Sequence[ClaimVerdict]) -> ClaimLines:
+    """Sort the verdicts into what a page shows."""
+    there = [one for one in verdicts if one.verdict is not ClaimOutcome.not_run]
+    judged = []
+    for _, group in groupby(there, key=_together):
+        members = list(group)
+        judged.append(_line(members[0]) if len(members) == 1 else _properties(members))
+    waiting: dict[str, list[str]] = defaultdict(list)
+    untestable: dict[str, list[str]] = defaultdict(list)
+    for one in verdicts:
+        if one.verdict is ClaimOutcome.not_run:
+            if one.testable:
+                waiting[one.command].append(one.claim.id)
+            else:
+                untestable[one.reason].append(one.claim.id)
+    numbers = [(outcome, sum(one.verdict is outcome for one in verdicts)) for outcome in ClaimOutcome]
+    return ClaimLines(
+        judged=tuple(judged),
+        waiting=tuple((command, tuple(ids)) for command, ids in waiting.items()),
+        untestable=tuple((reason, tuple(ids)) for reason, ids in untestable.items()),
+        counts=tuple((outcome, number) for outcome, number in numbers if number),
+        total=len(verdicts),
+    )
+
+
+def _together(one: ClaimVerdict) -> tuple[object, ...]:
+    """Properties of a norm that came to the same share a line."""
+    if one.claim.metric is Metric.property:
+        return one.claim.norm, one.verdict
+    return (one.claim.id,)
+
+
+def _properties(members: Sequence[ClaimVerdict]) -> ClaimLine:
+    first = members[0]
+    printed = [f"{one.claim.name}: {one.printed}" for one in members]
+    return ClaimLine(
+        table=first.claim.table,
+        head=f"{first.claim.norm}, {len(members)} properties",
+        about="; ".join(printed),
+        printed="",
+        measured="",
+        relation=first.relation.value if first.relation else "",
+        outcome=first.verdict,
+        reason="On the norm's card each is as the paper has it."
+        if first.verdict is ClaimOutcome.reproduced
+        else " ".join(dict.fromkeys(one.reason for one in members)),
+        where=first.where,
+    )
+
+
+def _line(one: ClaimVerdict) -> ClaimLine:
+    claim = one.claim
+    about = " ".join(filter(None, (claim.norm, claim.name)))
+    place = ", ".join(part for part in (claim.model, claim.framework) if part not in ("", "all"))
+    return ClaimLine(
+        table=claim.table,
+        head=claim.id,
+        about=f"{about}; {place}" if place else about,
+        printed=one.printed,
+        measured=_measured(one),
+        relation=one.relation.value if one.relation else "",
+        outcome=one.verdict,
+        reason=one.reason,
+        where=one.where,
+    )
+
+
+def _measured(one: ClaimVerdict) -> str:
+    if one.measured is None or math.isnan(one.measured):
+        return ""
+    decimals = 1 if "%" in one.unit else 4
+    ends = "" if one.interval is None else formatting.interval(*one.interval, decimals)
+    unit = formatting.metric_title(one.unit)
+    if decimals == 1:
+        return " ".join(filter(None, (formatting.number(one.measured, decimals), ends, unit)))
+    return " ".join(filter(None, (formatting.signed(one.measured, decimals), ends, unit)))
+
+
+def claims_table(verdicts: Sequence[ClaimVerdict]) -> pd.DataFrame:
+    """Return one row a claim, in the paper's order: COLUMNS."""
+    rows = [
+        {
+            "id": one.claim.id,
+            "table": one.claim.table,
+            "task": one.claim.task,
+            "framework": one.claim.framework,
+            "model": one.claim.model,
+            "norm": one.claim.norm,
+            "metric": one.claim.name,
+            "printed": one.printed,
+            "relation": one.relation.value if one.relation else "",
+            "verdict": one.verdict.value,
+            "measured": one.measured,
+            "low": one.interval[0] if one.interval else None,
+            "high": one.interval[1] if one.interval else None,
+            "unit": one.unit,
+            "where": one.where,
+            "reason": one.reason,
+            "command": one.command,
+        }
+        for one in verdicts
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
