@@ -6,7 +6,7 @@
 
 The model is a norm and twenty linear maps of one size. `MoreWork` is LayerNorm and one more product of that
 size, whose result it multiplies by zero: the same numbers, and by count 21/20 of the multiplications, forward
-and backward. `Sleepy` is LayerNorm, and sleeps for a second when it is first called. LayerNorm's twins, an A/A
+and backward. `Sleepy` is LayerNorm, and sleeps for a second at its first call. LayerNorm's twins, an A/A
 control, stand beside them.
 """
 

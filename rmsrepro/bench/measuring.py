@@ -95,7 +95,7 @@ def measure(
     if not pilots:
         return Measured(pilot, None)
     plan = decide_plan(pilots, config, start_s=pilot["start_s"], spent_s=spent_s)
-    on_progress(f"plan: {plan.processes} processes; {plan.reason}")
+    on_progress(f"plan: {plan.processes} processes, about {_duration(plan.seconds)}; {plan.reason}")
     measured = Measured(pilot, plan)
     # Whatever the pilot found stands for all: plan and number of threads.
     spec |= {"threads": pilot["threads"], "plans": {name: asdict(one) for name, one in plan.cells.items()}}
@@ -117,6 +117,10 @@ def measure(
             f"interval needs 2. {_named(measured.failures)}"
         )
     return measured
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _check_still_comparable(arms: Sequence[Arm], pilot: Mapping[str, Any]) -> None:

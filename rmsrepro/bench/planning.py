@@ -64,6 +64,8 @@ class BenchPlan:
     """What decided, in words."""
     half_width: float | None = None
     """Half-width of the widest interval that is expected, on the log scale."""
+    seconds: float = 0.0
+    """What the processes are expected to take together."""
 
 
 def warm_up_seconds(config: BenchConfig, *, num_arms: int, num_cells: int = 1) -> tuple[float, float]:
@@ -92,11 +94,12 @@ def decide_plan(
         start_s: seconds until a process begins with its first cell.
         spent_s: seconds of the budget that have gone.
     """
+    fixed = start_s + sum(pilot.setup_s for pilot in pilots.values())
     if config.rounds is not None:
         rounds = dict.fromkeys(pilots, config.rounds)
-        return BenchPlan(config.processes, _plans(pilots, rounds), "bench.rounds was given")
+        seconds = config.processes * (fixed + _seconds(pilots, rounds))
+        return BenchPlan(config.processes, _plans(pilots, rounds), "bench.rounds was given", seconds=seconds)
     available = config.budget_s - spent_s
-    fixed = start_s + sum(pilot.setup_s for pilot in pilots.values())
     enough = {name: _enough_rounds(pilot, config.precision) for name, pilot in pilots.items()}
     best: _Choice | None = None
     for processes in range(config.processes, max(config.processes, MAX_PROCESSES) + 1):
@@ -111,7 +114,8 @@ def decide_plan(
             break
     assert best is not None
     reason = _reason(pilots, enough, best, config)
-    return BenchPlan(best.processes, _plans(pilots, best.rounds), reason, best.half_width)
+    seconds = best.processes * (fixed + _seconds(pilots, best.rounds))
+    return BenchPlan(best.processes, _plans(pilots, best.rounds), reason, best.half_width, seconds)
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ def _reason(
     noise = max((pilot.worst_noise for pilot in pilots.values()), default=0.0)
     seen = f"noise of a round {100 * noise:.1f} %, expected half-width {100 * best.half_width:.1f} %"
     if not best.within_budget:
-        return f"the fewest allowed: bench.budget_s pays for less ({seen})"
+        return f"the fewest allowed, though bench.budget_s={config.budget_s:g} pays for less ({seen})"
     if best.half_width <= config.precision:
         return f"enough for the precision ({seen})"
     return f"what bench.budget_s pays for ({seen}; {max(enough.values())} rounds would serve a process)"

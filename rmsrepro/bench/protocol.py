@@ -34,7 +34,9 @@ LEAD_IN_BELOW_S = 0.05
 """Steps shorter than this get one untimed step at the start of a block, which brings the arm's own
 data back into the caches; for longer steps the caches make no difference."""
 STABLE_WITHIN = 0.05
-"""Warm-up is over when no arm's share of a window moves by more than this, relatively."""
+"""Warm-up is over when no arm's share of a window moves by more than this, relatively, ..."""
+NOISE_FACTOR = 3.0
+"""... or by more than so many standard deviations of that movement, as the windows' own noise has them."""
 WARMUP_WINDOWS = 4
 """Windows that the least warm-up is divided into; the last two are compared with the two before."""
 
@@ -268,10 +270,15 @@ def _log(seconds: float) -> float:
 
 
 def _is_stable(shares: list[dict[str, float]]) -> bool:
-    """Whether no arm's mean share of the last two windows differs from that of the two before."""
-    for name in shares[-1]:
-        late = fmean(share[name] for share in shares[-2:])
-        early = fmean(share[name] for share in shares[-4:-2])
-        if abs(late - early) > STABLE_WITHIN:
-            return False
-    return True
+    """Whether no arm's mean share of the last two windows differs from that of the two before.
+
+    On a machine whose windows differ by more than the limit as it is, only a movement that their noise does not
+    explain counts. Two neighbours differ by sqrt(2) sd, and two means of two by one sd.
+    """
+    first, second, third, fourth = shares[-4:]
+    pairs = [(first, second), (third, fourth)]
+    noise = math.sqrt(fmean((b[name] - a[name]) ** 2 / 2 for a, b in pairs for name in fourth))
+    limit = max(STABLE_WITHIN, NOISE_FACTOR * noise)
+    return all(
+        abs((third[name] + fourth[name]) - (first[name] + second[name])) / 2 <= limit for name in fourth
+    )

@@ -37,6 +37,7 @@ def seconds(plan: BenchPlan, *pilots: Pilot) -> float:
 def test_enough_rounds_bring_the_median_of_a_process_to_a_quarter_of_the_precision() -> None:
     # (4 * 1.253 * .03 / .02)^2 = 56.5
     plan = planned(pilot(0.03))
+    assert plan.seconds == pytest.approx(8 * (2.0 + 1.0 + 57 * 0.1))
     assert (plan.processes, plan.cells["c0"].rounds) == (8, 57)
     assert plan.cells["c0"].steps_in_block == {"a": 3}
     assert plan.cells["c0"].lead_in == 1
@@ -85,7 +86,8 @@ def test_a_cell_that_is_down_to_the_fewest_rounds_leaves_the_others_less() -> No
 def test_a_budget_that_pays_for_nothing_still_gives_a_median() -> None:
     plan = planned(pilot(0.03), config=replace(CONFIG, budget_s=10), spent_s=9)
     assert (plan.processes, plan.cells["c0"].rounds) == (8, MIN_ROUNDS)
-    assert plan.reason.startswith("the fewest allowed: bench.budget_s pays for less")
+    assert plan.reason.startswith("the fewest allowed, though bench.budget_s=10 pays for less (noise of")
+    assert plan.seconds == pytest.approx(seconds(plan, pilot(0.03)))  # said before it begins
 
 
 def test_what_the_pilot_took_is_taken_off_the_budget() -> None:
@@ -99,6 +101,7 @@ def test_rounds_that_are_given_are_kept_and_so_is_the_least_number_of_processes(
     assert plan.processes == 2
     assert [one.rounds for one in plan.cells.values()] == [3, 3]
     assert plan.reason == "bench.rounds was given"
+    assert plan.seconds == pytest.approx(2 * (2.0 + 2 * 1.0 + 2 * 3 * 0.1))
 
 
 def test_the_plan_knows_nothing_of_what_will_be_measured() -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import gc
+import math
+import random
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from rmsrepro.bench import protocol
 from rmsrepro.bench.planning import Plan, warm_up_seconds
 from rmsrepro.bench.protocol import Clock, EventClock, PairedTimer, timed_block
 from rmsrepro.bench.statistics import PairedSamples, estimate_ratio
@@ -267,6 +270,28 @@ def test_warm_up_ends_and_says_so_when_an_arm_never_settles() -> None:
     found = timer.warm_up(1.0, 4.0)
     assert not found.stable
     assert 4.0 <= sum(found.seconds.values()) < 6.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "slower_at_first", "share"), [(0.1, 1.0, 0.9), (0.1, 2.0, 0.2), (0.0, 1.1, 0.0)]
+)
+def test_noise_is_no_drift_and_a_drift_is_seen_through_noise(
+    noise: float, slower_at_first: float, share: float
+) -> None:
+    """Of many warm-ups of four windows, at most or at least this share counts as stable."""
+    draw = random.Random(1)
+
+    def window(early: bool) -> dict[str, float]:
+        times = {name: draw.gauss(0, noise) for name in "abcde"}
+        times["a"] += math.log(slower_at_first) if early else 0.0
+        centre = sum(times.values()) / 5
+        return {name: time - centre for name, time in times.items()}
+
+    trials = 300
+    stable = sum(
+        protocol._is_stable([window(True), window(True), window(False), window(False)]) for _ in range(trials)
+    )
+    assert stable / trials >= share if slower_at_first == 1.0 else stable / trials <= share
 
 
 def test_warm_up_meets_every_batch() -> None:

@@ -64,7 +64,13 @@ def test_every_built_in_study_is_sound(name: str) -> None:
 
 def test_the_quick_study_is_what_was_agreed() -> None:
     study = load_study("quick")
-    assert study.norms == ["none", "layernorm", "rmsnorm", "prmsnorm"]
+    trained = {cell: study.norms_of(cell) for cell in study.cells()}
+    assert set(map(tuple, trained.values())) == {("none", "layernorm", "rmsnorm", "prmsnorm")}
+    assert set(study.norms) - {norm for norms in trained.values() for norm in norms} == {
+        *("prmsnorm_p06", "prmsnorm_p50")  # timed as single layers
+    }
+    timed = {(timing.level, backend) for timing in study.timings() for backend in timing.backends}
+    assert timed == {(level, backend) for level in ("layer", "model") for backend in ("composite", "torch")}
     assert (study.models, study.tasks) == (["gru", "transformer"], ["lm", "translation"])
     assert study.seeds == [1, 2, 3]
     assert (study.backend, study.verdict) == ("composite", True)
