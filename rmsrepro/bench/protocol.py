@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -37,8 +38,10 @@ STABLE_WITHIN = 0.05
 """Warm-up is over when no arm's share of a window moves by more than this, relatively, ..."""
 NOISE_FACTOR = 3.0
 """... or by more than so many standard deviations of that movement, as the windows' own noise has them."""
-WARMUP_WINDOWS = 4
-"""Windows that the least warm-up is divided into; the last two are compared with the two before."""
+WARMUP_WINDOWS = 8
+"""Windows that the least warm-up is divided into, as far as they hold a step each. The later half of so many
+is compared with the earlier."""
+FEWEST_WINDOWS = 4
 
 
 def no_synchronize() -> None:
@@ -205,7 +208,7 @@ class PairedTimer:
             for name in names:
                 seconds[name] += window[name]
             spent = sum(seconds.values())
-            if len(shares) >= WARMUP_WINDOWS and total_steps >= least_steps and spent >= least_s:
+            if len(shares) >= FEWEST_WINDOWS and total_steps >= least_steps and spent >= least_s:
                 stable = _is_stable(shares)
                 if stable or spent >= most_s:
                     return WarmUp(steps=total_steps, seconds=seconds, stable=stable)
@@ -270,15 +273,19 @@ def _log(seconds: float) -> float:
 
 
 def _is_stable(shares: list[dict[str, float]]) -> bool:
-    """Whether no arm's mean share of the last two windows differs from that of the two before.
+    """Whether no arm's mean share of the last windows, at most four, differs from that of as many before.
 
-    On a machine whose windows differ by more than the limit as it is, only a movement that their noise does not
-    explain counts. Two neighbours differ by sqrt(2) sd, and two means of two by one sd.
+    Where windows differ by more than the limit as it is, only a movement that their noise does not explain
+    counts. The noise is that of the steps from window to window around each arm's median step, which a steady
+    drift and a single jump leave alone.
     """
-    first, second, third, fourth = shares[-4:]
-    pairs = [(first, second), (third, fourth)]
-    noise = math.sqrt(fmean((b[name] - a[name]) ** 2 / 2 for a, b in pairs for name in fourth))
-    limit = max(STABLE_WITHIN, NOISE_FACTOR * noise)
+    half = min(len(shares), WARMUP_WINDOWS) // 2
+    early, late = shares[-2 * half : -half], shares[-half:]
+    steps = {name: [b[name] - a[name] for a, b in pairwise(early + late)] for name in shares[-1]}
+    apart = [abs(step - median(own)) for own in steps.values() for step in own]
+    noise = 1.4826 * median(apart) / math.sqrt(2)  # a step is a difference of two windows
+    limit = max(STABLE_WITHIN, NOISE_FACTOR * noise * math.sqrt(2 / half))
     return all(
-        abs((third[name] + fourth[name]) - (first[name] + second[name])) / 2 <= limit for name in fourth
+        abs(fmean(share[name] for share in late) - fmean(share[name] for share in early)) <= limit
+        for name in shares[-1]
     )

@@ -134,13 +134,12 @@ class TrainerStep(TaskStep):
         )
         config = replace(config, trainer=endless)
         unused = BatchList(self._batches.__getitem__, len(self._batches))
+        callbacks: list[RunCallback] = []
         if kind == RECORDS:
             self._folder = tempfile.TemporaryDirectory(prefix="rmsrepro-bench-")
-            trainer = make_trainer(config, _records(config, Path(self._folder.name)))
-            loaders: dict[str, Any] = {"datamodule": _Data(self._held, unused)}
-        else:
-            trainer = make_trainer(config)
-            loaders = {"train_dataloaders": self._held, "val_dataloaders": unused}
+            callbacks = [_records(config, Path(self._folder.name))]
+        trainer = make_trainer(config, *callbacks)
+        loaders = {"train_dataloaders": self._held, "val_dataloaders": unused}
         self._thread = threading.Thread(target=self._fit, args=(trainer, loaders), name=THREAD, daemon=True)
         self._thread.start()
         self._held.wait()
@@ -179,20 +178,6 @@ class TrainerStep(TaskStep):
         self._thread.join(_END_S)
         if self._folder is not None:
             self._folder.cleanup()
-
-
-class _Data(L.LightningDataModule):
-    """What a run gives the Trainer: a module that brings the loaders."""
-
-    def __init__(self, training: HeldBatches, validation: BatchList[Any]) -> None:
-        super().__init__()
-        self._training, self._validation = training, validation
-
-    def train_dataloader(self) -> HeldBatches:
-        return self._training
-
-    def val_dataloader(self) -> BatchList[Any]:
-        return self._validation
 
 
 def _records(config: TrainConfig, folder: Path) -> RunCallback:

@@ -182,8 +182,8 @@ class RunCallback(L.Callback):
         if time.monotonic() - self._beat > _BEAT_S:
             self.beat(step)
         boundary = step % self._config.log_every == 0 or step >= self._config.max_steps
-        if (boundary or pl_module.device.type == "cpu") and (loss := pl_module.last_loss) is not None:
-            self.diverged = self._divergence.reason(float(loss))
+        if (boundary or pl_module.device.type == "cpu") and (loss := pl_module.last_loss_value()) is not None:
+            self.diverged = self._divergence.reason(loss)
         validates = step % (self._config.val_every or 1) == 0
         if boundary or self.diverged:
             # At the last step the run validates too, there or after the loop.

@@ -118,8 +118,14 @@ class Run:
             self._callback.beat(step)
             with quiet_lightning():
                 trainer = make_trainer(config, self._callback)
+                # Loaders instead of the data module: with one, Lightning looks for hooks of its three times a
+                # step, and this one has none.
                 trainer.fit(
-                    module, datamodule=data, ckpt_path=str(start.path) if start else None, weights_only=True
+                    module,
+                    train_dataloaders=data.train_dataloader(),
+                    val_dataloaders=data.val_dataloader(),
+                    ckpt_path=str(start.path) if start else None,
+                    weights_only=True,
                 )
                 self._step = trainer.global_step
                 self.interruption.check()
@@ -157,7 +163,7 @@ class Run:
         if newest.get("step") == self._step and "val_loss" in newest:
             return  # resumed from a checkpoint that was written after the last validation
         self.clocks.switch("eval")
-        trainer.validate(module, datamodule=data, verbose=False)
+        trainer.validate(module, dataloaders=data.val_dataloader(), verbose=False)
         self.clocks.switch("other")
         self._callback.record(self._step, dict(module.validation_metrics))
         if not math.isfinite(module.validation_metrics.get("val_loss", 0.0)):

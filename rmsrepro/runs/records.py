@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rmsrepro.runs.files import to_json, write_atomic
 
@@ -40,6 +40,7 @@ class MetricsLog:
             pending: the row that was held back when that checkpoint was written.
         """
         self._path = path
+        self._file: TextIO | None = None
         self._pending = dict(pending) if keep_to_step is not None and pending else None
         if keep_to_step is not None and path.exists():
             held = self._pending["step"] if self._pending else None
@@ -65,7 +66,7 @@ class MetricsLog:
         if self._pending is not None and self._pending["step"] != step:
             if step < self._pending["step"]:
                 raise ValueError(f"metrics of step {step} after those of step {self._pending['step']}")
-            self.flush()
+            self._write()
         if self._pending is None:
             self._pending = {"step": step}
         self._pending.update(values)
@@ -75,11 +76,19 @@ class MetricsLog:
         return self._path
 
     def flush(self) -> None:
-        """Write the row that was held back."""
+        """Write the row that was held back, and close the file until there is another."""
+        self._write()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self) -> None:
         if self._pending is None:
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(to_json(self._pending, indent=None) + "\n")
+        if self._file is None:  # kept open between rows: opening costs several times what writing does
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(to_json(self._pending, indent=None) + "\n")
+        self._file.flush()  # what a run that is killed leaves behind
         self._pending = None
 
 

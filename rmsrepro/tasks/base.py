@@ -116,6 +116,11 @@ class Task(L.LightningModule, ABC):
         loss_sum, tokens = last
         return loss_sum / tokens
 
+    def last_loss_value(self) -> float | None:
+        """Return `last_loss` as a number, which waits for the device; None before the first batch."""
+        last = self._losses[-1] if self._losses else self._popped
+        return None if last is None else float(last[0]) / last[1]
+
     def pop_training_metrics(self) -> dict[str, float]:
         """Return what training did since the last call, and forget it.
 
