@@ -12,7 +12,7 @@ control, stand beside them.
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import time
 from pathlib import Path
@@ -64,7 +64,7 @@ def factory(norm: GivenNorm) -> tuple[nn.Module, Tensor]:
 
 
 def command(overrides: list[str]) -> list[str]:
-    """Return the bench's command line."""
+    """Return what follows `rmsrepro` on the command line, in the folder of this file."""
     module = Path(__file__).stem
     given = {
         "bench": "model",
@@ -75,8 +75,12 @@ def command(overrides: list[str]) -> list[str]:
         "out_dir": str(Path("outputs").resolve()),
     }
     given |= dict(text.split("=", 1) for text in overrides)
-    return [sys.executable, "-m", "rmsrepro", "bench", *(f"{key}={value}" for key, value in given.items())]
+    return ["bench", *(f"{key}={value}" for key, value in given.items())]
 
 
 if __name__ == "__main__":
-    sys.exit(subprocess.run(command(sys.argv[1:]), cwd=Path(__file__).parent, check=False).returncode)
+    from rmsrepro.cli import main
+
+    arguments = command(sys.argv[1:])
+    os.chdir(Path(__file__).resolve().parent)  # where norms and models are looked for by name
+    sys.exit(main(arguments))

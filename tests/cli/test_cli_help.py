@@ -32,6 +32,18 @@ def test_the_overview(cli: Run, arguments: list[str]) -> None:
     assert (ran.code, ran.out, ran.err) == (0, OVERVIEW + "\n", "")
 
 
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rmsrepro", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, OVERVIEW + "\n", "")
+    wrong = subprocess.run(
+        [sys.executable, "-m", "rmsrepro", "trian"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2
+    assert "did you mean train" in wrong.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb(cli: Run, verb: str) -> None:
     for arguments in (

@@ -56,6 +56,20 @@ def test_clocks_go_on_after_a_checkpoint() -> None:
     }  # fmt: skip
 
 
+def test_rows_are_in_the_file_before_the_log_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    log = MetricsLog(path)
+    for step in (1, 2, 3):
+        log.add(step, {"train_loss": float(step)})
+        # All but the row that is held back: what a run that is killed here leaves behind.
+        assert [row["step"] for row in read_metrics(path)] == list(range(1, step))
+    log.flush()
+    log.add(4, {"train_loss": 4.0})
+    log.flush()
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    assert path.read_text().count("\n") == 4
+
+
 def test_rows_of_one_step_are_one_row(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "m.jsonl")
     for step in range(1, 6):
