@@ -19,8 +19,8 @@ MAX_ROUNDS = 400
 MAX_PROCESSES = 64
 PROCESS_SD = 0.01
 """Standard deviation, between processes, that a log ratio is taken to have when a bench is planned. One pilot
-cannot tell it; with what the rounds' own noise adds, 1.2 to 4.4 % were seen in docs/results/time.md. It sets how
-many processes are run and nothing else: the interval rests on the processes that were measured."""
+cannot tell it; with what the rounds' own noise adds, 1.2 to 4.4 % were seen in docs/results/time.md. It sets
+how many processes are run and nothing else: the interval rests on the processes that were measured."""
 
 
 @dataclass(frozen=True)

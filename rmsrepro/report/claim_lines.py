@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import pandas as pd
@@ -21,11 +21,11 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class ClaimLine:
-    """A line of the scorecard of claims: a claim, or the properties of a norm that came to the same."""
+    """A line of the scorecard of claims: a claim, or several of a norm that came to the same."""
 
     table: str
     head: str
-    """The claim's id, or how many properties of which norm."""
+    """The claims' ids, or how many properties of which norm."""
     about: str
     """Norm and metric, and where the paper has them."""
     printed: str
@@ -56,7 +56,7 @@ def claim_lines(verdicts: Sequence[ClaimVerdict]) -> ClaimLines:
     judged = []
     for _, group in groupby(there, key=_together):
         members = list(group)
-        judged.append(_line(members[0]) if len(members) == 1 else _properties(members))
+        judged.append(_together_line(members))
     waiting: dict[str, list[str]] = defaultdict(list)
     untestable: dict[str, list[str]] = defaultdict(list)
     for one in verdicts:
@@ -76,10 +76,27 @@ def claim_lines(verdicts: Sequence[ClaimVerdict]) -> ClaimLines:
 
 
 def _together(one: ClaimVerdict) -> tuple[object, ...]:
-    """Properties of a norm that came to the same share a line."""
-    if one.claim.metric is Metric.property:
-        return one.claim.norm, one.verdict
-    return (one.claim.id,)
+    """Properties of a norm that came to the same share a line, as do scores that one measurement judges."""
+    claim = one.claim
+    if claim.metric is Metric.property:
+        return claim.norm, one.verdict
+    if claim.metric is Metric.quality:
+        return claim.table, claim.framework, claim.norm, one.where, one.measured, one.verdict, one.reason
+    return (claim.id,)
+
+
+def _together_line(members: Sequence[ClaimVerdict]) -> ClaimLine:
+    first = _line(members[0])
+    if len(members) == 1:
+        return first
+    if members[0].claim.metric is Metric.property:
+        return _properties(members)
+    return replace(
+        first,
+        head=", ".join(one.claim.id for one in members),
+        about=_about(members[0], " and ".join(one.claim.name for one in members)),
+        printed="; ".join(one.printed for one in members),
+    )
 
 
 def _properties(members: Sequence[ClaimVerdict]) -> ClaimLine:
@@ -102,12 +119,10 @@ def _properties(members: Sequence[ClaimVerdict]) -> ClaimLine:
 
 def _line(one: ClaimVerdict) -> ClaimLine:
     claim = one.claim
-    about = " ".join(filter(None, (claim.norm, claim.name)))
-    place = ", ".join(part for part in (claim.model, claim.framework) if part not in ("", "all"))
     return ClaimLine(
         table=claim.table,
         head=claim.id,
-        about=f"{about}; {place}" if place else about,
+        about=_about(one, claim.name),
         printed=one.printed,
         measured=_measured(one),
         relation=one.relation.value if one.relation else "",
@@ -115,6 +130,13 @@ def _line(one: ClaimVerdict) -> ClaimLine:
         reason=one.reason,
         where=one.where,
     )
+
+
+def _about(one: ClaimVerdict, names: str) -> str:
+    claim = one.claim
+    about = " ".join(filter(None, (claim.norm, names)))
+    place = ", ".join(part for part in (claim.model, claim.framework) if part not in ("", "all"))
+    return f"{about}; {place}" if place else about
 
 
 def _measured(one: ClaimVerdict) -> str:

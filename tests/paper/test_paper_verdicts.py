@@ -240,15 +240,36 @@ def test_counts_and_text() -> None:
     found = judge_claims(STUDY, Findings(timings=(timing("rmsnorm", 5.0, 9.0),)))
     assert sum(counts(found).values()) == len(found) == len(ledger())
     lines = claims_text(found)
-    assert lines[0] == "Table 2:"
-    assert lines[1] == (
-        "  t2-rmsnorm-time: direction only (proxy; paper 24.7 % (sd 4.1) less time; here 7 [5, 9] % less "
-        "time). On the side of the paper's 24.7 %; a proxy shows no more (tiny models)."
-    )
+    assert lines[:3] == [
+        "time, % less than LayerNorm   paper          here                verdict",
+        "gru/translation, model level, composite (proxy)",
+        "  t2-rmsnorm-time             24.7 (sd 4.1)  7.0 [5.0, 9.0]      direction only",
+    ]
     untestable = sum(not one.testable for one in found)
-    assert lines[-1].startswith("217 claims of the paper: ")
-    assert lines[-1].endswith(f" not run ({untestable} cannot be tested here)")
-    assert not any("not run" in line for line in lines[:-1] if line.startswith("  t"))
+    told = " ".join(lines)
+    assert "217 claims of the paper: " in told
+    assert told.endswith(f" not run ({untestable} cannot be tested here)")
+    assert not any("not run" in line for line in lines if line.startswith("  t"))
+    assert max(map(len, lines)) < 80
+
+
+def test_scores_that_one_measurement_stands_for_share_a_line() -> None:
+    scores = [entry("t2-rmsnorm-test*", "t3*-rmsnorm-test*", cell="gru/translation")]
+    study = replace(STUDY, claims=scores)
+    found = judge_claims(study, Findings(qualities=(quality("rmsnorm", "equivalent", mean=0.004),)))
+    assert claims_text(found)[:3] == [
+        "quality, norm minus LayerNorm            here                    verdict",
+        "gru/translation, val_loss (proxy)",
+        "  RMSNorm, 6 scores of Table 2, Table 3  +0.004 [-0.010, 0.010]  direction only",
+    ]
+
+
+def test_what_was_not_reproduced_says_why() -> None:
+    lines = claims_text(judge_claims(STUDY, Findings(timings=(timing("rmsnorm", -9.0, -5.0),))))
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("  t2-rmsnorm-time")]
+    assert lines[place].endswith("not reproduced")
+    assert lines[place + 1].startswith("    ")
+    assert max(map(len, lines)) < 80
 
 
 def test_the_properties_of_a_norm_share_a_line() -> None:
@@ -256,7 +277,7 @@ def test_the_properties_of_a_norm_share_a_line() -> None:
     cards = {name: NormCard(name, held, {}, {}) for name in ("layernorm", "rmsnorm")}
     lines = claims_text(judge_claims(None, Findings(cards=cards)))
     assert lines[:3] == [
-        "Table 1:",
+        "properties, on the norms' cards",
         "  LayerNorm: 1 reproduced, 1 not reproduced",
         "  RMSNorm: 1 reproduced, 1 not reproduced",
     ]

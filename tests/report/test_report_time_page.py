@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_claims_stand_on_the_page_and_in_a_table(timed: Path, study: StudyConfig
 def test_every_claim_is_somewhere_on_the_page(timed: Path, study: StudyConfig) -> None:
     built = build_report(timed, study=study)
     lines = claim_lines(built.claims)
-    named = [line.head for line in lines.judged]
+    named = [claim for line in lines.judged for claim in line.head.split(", ")]
     named += [claim for _, ids in (*lines.waiting, *lines.untestable) for claim in ids]
     assert sorted(named) == sorted(ledger().ids)  # there is no card, so no properties share a line
     assert sum(number for _, number in lines.counts) == lines.total == len(ledger())
@@ -183,6 +184,16 @@ def test_every_claim_is_somewhere_on_the_page(timed: Path, study: StudyConfig) -
     assert "no study addresses them" in Page(built.page).text
     text = Page(built.page).text
     assert [claim for claim in ledger().ids if claim not in text] == []
+
+
+def test_scores_that_one_measurement_judges_share_a_line(timed: Path, study: StudyConfig) -> None:
+    scores = [StudyClaims(claims=["t2-rmsnorm-test*"], by=ClaimTest(cell=GRU), why="small")]
+    built = build_report(timed, study=replace(study, claims=scores))
+    (line,) = [line for line in claim_lines(built.claims).judged if line.table == "Table 2"]
+    assert line.head == "t2-rmsnorm-test14, t2-rmsnorm-test17"
+    assert line.about == "RMSNorm Test14 and Test17; RNNSearch GRU, TensorFlow (Nematus v0.3)"
+    assert line.printed == "Test14 22.4 BLEU, LayerNorm 22.6; Test17 23.7 BLEU, LayerNorm 23.6"
+    assert line.measured.endswith("validation loss")
 
 
 def test_what_the_paper_prints_goes_with_the_timing_it_is_held_against(study: StudyConfig) -> None:
