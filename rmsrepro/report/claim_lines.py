@@ -18,6 +18,9 @@ COLUMNS = [
     *("measured", "low", "high", "unit", "where", "reason", "command"),
 ]
 
+HEADLINE = "headline"
+"""With what the ids of the headline and its two halves begin: they stand first."""
+
 
 @dataclass(frozen=True)
 class ClaimLine:
@@ -53,6 +56,7 @@ class ClaimLines:
 def claim_lines(verdicts: Sequence[ClaimVerdict]) -> ClaimLines:
     """Sort the verdicts into what a page shows."""
     there = [one for one in verdicts if one.verdict is not ClaimOutcome.not_run]
+    there.sort(key=lambda one: not one.claim.id.startswith(HEADLINE))
     judged = []
     for _, group in groupby(there, key=_together):
         members = list(group)
@@ -120,7 +124,7 @@ def _properties(members: Sequence[ClaimVerdict]) -> ClaimLine:
 def _line(one: ClaimVerdict) -> ClaimLine:
     claim = one.claim
     return ClaimLine(
-        table=claim.table,
+        table="The headline, and its halves" if claim.id.startswith(HEADLINE) else claim.table,
         head=claim.id,
         about=_about(one, claim.name),
         printed=one.printed,
@@ -134,6 +138,8 @@ def _line(one: ClaimVerdict) -> ClaimLine:
 
 def _about(one: ClaimVerdict, names: str) -> str:
     claim = one.claim
+    if claim.metric is Metric.statement:
+        return "" if one.printed == claim.value else str(claim.value)
     about = " ".join(filter(None, (claim.norm, names)))
     place = ", ".join(part for part in (claim.model, claim.framework) if part not in ("", "all"))
     return f"{about}; {place}" if place else about

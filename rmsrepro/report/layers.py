@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rmsrepro.norms.settings import resolved
 from rmsrepro.report.parameters import Names, key_of
 from rmsrepro.report.records import BenchRecord, TimedArm, machine_name
-from rmsrepro.report.savings import BACKENDS, MODES
+from rmsrepro.report.savings import MODES, arm_order
 from rmsrepro.report.timing import StepTime
 
 
@@ -46,16 +46,18 @@ def layer_times(benches: Iterable[BenchRecord], times: Sequence[StepTime]) -> li
             key = (*place, arm.norm, arm.backend, key_of(resolved(arm.norm, arm.params) or dict(arm.params)))
             order.setdefault(place, len(order))
             found.setdefault(key, LayerTime(_title(arm), arm, _saving(arm, bench, times)))
-    rows = sorted(found.items(), key=lambda item: (order[item[0][:6]], _backend(item[1].arm.backend)))
+    rows = sorted(
+        found.items(),
+        key=lambda item: (
+            order[item[0][:6]],
+            *arm_order(item[1].arm.norm, item[1].arm.params, item[1].arm.backend),
+        ),
+    )
     return _apart([(key[:6], row) for key, row in rows])
 
 
 def _title(arm: TimedArm) -> str:
     return f"{MODES.get((arm.level, arm.mode), arm.mode)}: {arm.shape.replace(' ', '')}"
-
-
-def _backend(name: str) -> int:
-    return BACKENDS.index(name) if name in BACKENDS else len(BACKENDS)
 
 
 def _saving(arm: TimedArm, bench: BenchRecord, times: Sequence[StepTime]) -> StepTime | None:

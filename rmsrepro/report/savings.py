@@ -94,15 +94,15 @@ def _natural(text: str) -> tuple[object, ...]:
     return letters, tuple(map(int, words))
 
 
-def _order(time: StepTime) -> tuple[int, int, str, float]:
+def _order(time: StepTime) -> tuple[object, ...]:
     c = time.comparison
-    p = part_read(c)
-    return (
-        _place_in(BACKENDS, c.backend),
-        _place_in(NORMS, c.plain_norm),
-        c.plain_norm,
-        math.inf if p is None else p,
-    )
+    return arm_order(c.plain_norm, c.params, c.backend)
+
+
+def arm_order(norm: str, params: Mapping[str, Any], backend: str) -> tuple[object, ...]:
+    """Sorts arms by backend, then by norm as everywhere else, then by p."""
+    p = part_read(norm, params)
+    return _place_in(BACKENDS, backend), _place_in(NORMS, norm), norm, math.inf if p is None else p
 
 
 def _place_in(names: Sequence[str], name: str) -> int:
@@ -133,9 +133,9 @@ def _facts(time: StepTime) -> dict[str, Any]:
     return facts | (shaping(time.settings) | {"shape": c.shape} if c.level != "layer" else {})
 
 
-def part_read(timed: Comparison) -> float | None:
+def part_read(norm: str, params: Mapping[str, Any]) -> float | None:
     """The part of a vector that a norm's statistic reads (p of pRMSNorm); None for a norm without p."""
-    whole = resolved(timed.plain_norm, timed.params) or dict(timed.params)
+    whole = resolved(norm, params) or dict(params)
     p = whole.get("p")
     return float(p) if isinstance(p, int | float) else None
 
@@ -154,10 +154,13 @@ class Remaining:
 
 
 def remaining(places: Sequence[Place], names: Names) -> list[Remaining]:
-    """Return a row for each place that was timed on several backends, and each norm there but `none`."""
+    """Return a row for each step or model that was timed on several backends, and each norm there but `none`.
+
+    Single layers have a table of their own.
+    """
     rows = []
     for place in places:
-        if len(place.backends) < 2:
+        if place.level == "layer" or len(place.backends) < 2:
             continue
         found: dict[str, tuple[str, dict[str, StepTime]]] = {}
         for time in place.times:
@@ -175,7 +178,7 @@ def remaining_text(rows: Sequence[Remaining]) -> list[str]:
     for row in rows:
         composite = row.by_backend.get("composite")
         others = {name: time for name, time in row.by_backend.items() if name != "composite"}
-        if row.norm not in BUILT_IN or composite is None or not others or row.place.level == "layer":
+        if row.norm not in BUILT_IN or composite is None or not others:
             continue
         parts = [f"{saved(composite)} written from primitive operations"]
         for backend, time in others.items():
@@ -286,7 +289,7 @@ def over_p(places: Sequence[Place]) -> list[OverP]:
             points = {
                 p: time
                 for time in place.of("prmsnorm", backend)
-                if (p := part_read(time.comparison)) is not None
+                if (p := part_read("prmsnorm", time.comparison.params)) is not None
             }
             if len(points) > 1:
                 whole = next(iter(place.of("rmsnorm", backend)), None)

@@ -49,7 +49,7 @@ def reduction_forest(
     figure.add_vline(x=0, line={"width": 1, "color": GREY})
     figure.update_layout(height=height)
     figure.update_xaxes(
-        title_text=safe(f"% less time than {baseline} on the same backend, 95 % interval (left of 0: more)"),
+        title_text=safe(f"% less time than {baseline}, same backend (95 %)"),
         range=_range(reductions, [time for _, time in rows]),
     )
     return Figure("time-forest", f"Time saved against {baseline}", figure, height)
