@@ -35,6 +35,14 @@ def differences(own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> 
     return shown + (f" and {len(apart) - len(kept)} more" if len(apart) > len(kept) else "")
 
 
+def telling(own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> str:
+    """As `differences`, with no more settings than it takes to tell the rivals apart."""
+    return ", ".join(
+        f"{key.removeprefix('model.')}={_text(key, own, rivals)}"
+        for key in _enough(rivals, _differing(rivals))
+    )
+
+
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The settings that are not the same in all, most telling first."""
 

@@ -16,7 +16,7 @@ from rmsrepro.bench.statistics import t_interval
 from rmsrepro.config.study import cell_name
 from rmsrepro.norms.settings import resolved
 from rmsrepro.report.formatting import NORM_TITLES, interval, join, number
-from rmsrepro.report.labels import differences
+from rmsrepro.report.labels import telling
 from rmsrepro.report.parameters import Names
 from rmsrepro.report.records import Comparison
 from rmsrepro.report.timing import StepTime, place_key, shaping
@@ -122,7 +122,7 @@ def _titles(firsts: Sequence[StepTime]) -> list[str]:
     facts = [_facts(time) for time in firsts]
     titles = []
     for title, own in zip(plain, facts, strict=True):
-        words = differences(own, [other for same, other in zip(plain, facts, strict=True) if same == title])
+        words = telling(own, [other for same, other in zip(plain, facts, strict=True) if same == title])
         titles.append(f"{title} ({words})" if words else title)
     return titles
 

@@ -85,8 +85,8 @@ def test_a_model_of_two_sizes_is_two_places(tmp_path: Path, made: Made) -> None:
         made("bench", tmp_path, [model_level(made, "rmsnorm", 0.9)], name, config=config)
     _, places, _ = read(tmp_path)
     assert titles(places) == [
-        "forward and backward: gru / translation (model.d_model=64)",
-        "forward and backward: gru / translation (model.d_model=256)",
+        "forward and backward: gru / translation (d_model=64)",
+        "forward and backward: gru / translation (d_model=256)",
     ]
 
 
