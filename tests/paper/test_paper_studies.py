@@ -137,7 +137,7 @@ def test_a_norm_may_be_there_twice_and_in_some_cells_only() -> None:
     assert "norm=prmsnorm" in twice.overrides
     assert "norm.p=0.5" in twice.overrides
     assert LEVELS.norm_of("prmsnorm_p50") == ("prmsnorm", {"p": 0.5})
-    assert LEVELS.norm_of("prmsnorm") == ("prmsnorm", {"p": "0.25"})
+    assert LEVELS.norm_of("prmsnorm") == ("prmsnorm", {"p": 0.25})
 
 
 @pytest.mark.parametrize(
