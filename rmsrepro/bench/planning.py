@@ -172,7 +172,7 @@ def _reason(
     noise = max((pilot.worst_noise for pilot in pilots.values()), default=0.0)
     seen = f"noise of a round {100 * noise:.1f} %, expected half-width {100 * best.half_width:.1f} %"
     if not best.within_budget:
-        return f"the fewest allowed, though bench.budget_s={config.budget_s:g} pays for less ({seen})"
+        return f"the least there is, more than bench.budget_s={config.budget_s:g} ({seen})"
     if best.half_width <= config.precision:
         return f"enough for the precision ({seen})"
     return f"what bench.budget_s pays for ({seen}; {max(enough.values())} rounds would serve a process)"

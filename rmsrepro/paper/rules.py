@@ -109,15 +109,18 @@ def judge_time(
             f"{words[0].capitalize()} time than LayerNorm, where the paper has {abs(printed.pct):.1f} % "
             f"{words[1]}.",
         )
+    least, most = printed.band
+    meets = high >= least and low <= most
+    beside = "below" if high < least else "above"
     if relation is Relation.proxy:
+        size = "meets" if meets else f"lies {beside}"
         return found(
             ClaimOutcome.direction_only,
-            f"On the side of the paper's {printed.pct:.1f} %; a proxy shows no more ({why.rstrip('.')}).",
+            f"On the paper's side; the interval {size} its {least:.1f} to {most:.1f} %. "
+            f"A proxy shows no more ({why.rstrip('.')}).",
         )
-    least, most = printed.band
-    if high >= least and low <= most:
+    if meets:
         return found(ClaimOutcome.reproduced, f"The interval meets the paper's {least:.1f} to {most:.1f} %.")
-    beside = "below" if high < least else "above"
     return found(
         ClaimOutcome.direction_only,
         f"On the paper's side, but {beside} its {least:.1f} to {most:.1f} %.",
@@ -156,7 +159,7 @@ def judge_quality(expected: Expected, relation: Relation, quality: Quality | Non
     verdict = quality.text or quality.outcome
     shown = f"The study's verdict: {verdict}."
     if quality.outcome not in ("equivalent", "different"):
-        return found(ClaimOutcome.undecided, shown)
+        return found(ClaimOutcome.undecided, f"{shown}{_why_open(expected, quality)}")
     lost = quality.diverged > 0
     if expected is Expected.comparable:
         holds, wholly = quality.outcome == "equivalent", True
@@ -173,6 +176,32 @@ def judge_quality(expected: Expected, relation: Relation, quality: Quality | Non
     if relation is Relation.proxy:
         return found(ClaimOutcome.direction_only, f"{shown} A proxy shows no more ({why.rstrip('.')}).")
     return found(ClaimOutcome.reproduced, shown)
+
+
+def _why_open(expected: Expected, quality: Quality) -> str:
+    """What leaves a quality undecided, and what a norm that should fail did; empty if nothing is to add."""
+    words = []
+    if (
+        expected is Expected.fails
+        and quality.reached
+        and not quality.diverged
+        and not math.isnan(quality.value)
+    ):
+        limit = "" if quality.learned is None else f", within the {quality.learned:g} that counts as trained"
+        words.append(
+            f"It trained ({quality.metric} {quality.value:.3f}{limit}), so it did not fail as in the paper; "
+            "whether it is worse than LayerNorm is open."
+        )
+    if quality.outcome == "undecided" and quality.margin is not None and not math.isnan(quality.low):
+        margin = f"the margin of +-{quality.margin:g}"
+        if quality.low >= quality.margin or quality.high <= -quality.margin:
+            words.append(
+                f"The 90 % interval lies outside {margin}, but {quality.n} seeds are too few to reject "
+                "equality after Holm's adjustment; more seeds would tell."
+            )
+        elif quality.low <= -quality.margin or quality.high >= quality.margin:
+            words.append(f"The 90 % interval reaches beyond {margin}; more seeds would narrow it.")
+    return "".join(f" {one}" for one in words)
 
 
 def judge_property(claim: Claim, card: NormCard | None) -> Judgement:

@@ -28,11 +28,13 @@ def claims_text(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     rest = [one for one in there if one not in (*times, *qualities, *properties)]
     untestable = sum(not one.testable for one in verdicts)
     total = f"{len(verdicts)} claims of the paper: {_counted(verdicts)} ({untestable} cannot be tested here)"
+    headline = [one for one in rest if one.claim.id.startswith("headline")]
     return [
+        *_other_lines("the headline, and its halves", headline),
         *_property_lines(properties),
         *_time_lines(times),
         *_quality_lines(qualities),
-        *_other_lines(rest),
+        *_other_lines("in words", [one for one in rest if one not in headline]),
         *textwrap.wrap(total, WIDTH),
     ]
 
@@ -75,9 +77,9 @@ def _quality_lines(qualities: Sequence[ClaimVerdict]) -> Iterator[str]:
             yield f"  {scores:39}{figures:24}{verdict}"
 
 
-def _other_lines(rest: Sequence[ClaimVerdict]) -> Iterator[str]:
+def _other_lines(head: str, rest: Sequence[ClaimVerdict]) -> Iterator[str]:
     if rest:
-        yield "in words, and what sums up others"
+        yield head
     for one in rest:
         yield from _wrapped(f"{one.claim.id}: {one.verdict.value}. {one.reason}", "  ")
 

@@ -92,7 +92,7 @@ def build_report(
     folder = root / "reports" / name
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "results.csv", results_table(records.runs).to_csv(index=False))
-    write_atomic(folder / "claims.csv", claims_table(claims).to_csv(index=False))
+    write_atomic(folder / "claims.csv", claims_table(claims).to_csv(index=False, float_format="%.6g"))
     write_atomic(folder / "index.html", render(page))
     return ReportResult(
         page=folder / "index.html",
@@ -148,6 +148,7 @@ def _select(records: Records, study: StudyConfig | None, *, chosen: bool) -> Rec
     own: list[BenchRecord] = [bench for bench in records.benches if bench.study == study.name]
     return Records(
         runs=tuple(run for run in records.runs if belongs(run)),
-        benches=tuple(own) or records.benches,
+        # Another study's timings are of other models: they are never this one's.
+        benches=tuple(own) or tuple(bench for bench in records.benches if not bench.study),
         problems=records.problems,
     )

@@ -10,12 +10,14 @@ from itertools import groupby
 
 import pandas as pd
 
-from rmsrepro.paper import ClaimOutcome, ClaimVerdict, Metric
+from rmsrepro.paper import ClaimOutcome, ClaimVerdict, Metric, ledger
+from rmsrepro.paper.statements import counterpart
+from rmsrepro.paper.text import TIME_UNIT
 from rmsrepro.report import formatting
 
 COLUMNS = [
-    *("id", "table", "task", "framework", "model", "norm", "metric", "printed", "relation", "verdict"),
-    *("measured", "low", "high", "unit", "where", "reason", "command"),
+    *("id", "table", "task", "framework", "model", "norm", "metric", "printed", "paper_pct", "paper_sd"),
+    *("relation", "verdict", "measured", "low", "high", "confidence", "unit", "where", "reason", "command"),
 ]
 
 HEADLINE = "headline"
@@ -49,14 +51,16 @@ class ClaimLines:
     """(command, ids) of what was not run."""
     untestable: tuple[tuple[str, tuple[str, ...]], ...]
     """(reason, ids) of what nothing in the package tests."""
-    counts: tuple[tuple[ClaimOutcome, int], ...]
+    counts: tuple[tuple[str, str, int], ...]
+    """(class, words, number), as the badges have it."""
     total: int
 
 
 def claim_lines(verdicts: Sequence[ClaimVerdict]) -> ClaimLines:
     """Sort the verdicts into what a page shows."""
     there = [one for one in verdicts if one.verdict is not ClaimOutcome.not_run]
-    there.sort(key=lambda one: not one.claim.id.startswith(HEADLINE))
+    tables = list(dict.fromkeys(one.claim.table for one in there))
+    there.sort(key=lambda one: (not one.claim.id.startswith(HEADLINE), tables.index(one.claim.table)))
     judged = []
     for _, group in groupby(there, key=_together):
         members = list(group)
@@ -68,13 +72,17 @@ def claim_lines(verdicts: Sequence[ClaimVerdict]) -> ClaimLines:
             if one.testable:
                 waiting[one.command].append(one.claim.id)
             else:
-                untestable[one.reason].append(one.claim.id)
-    numbers = [(outcome, sum(one.verdict is outcome for one in verdicts)) for outcome in ClaimOutcome]
+                untestable[one.reason.removeprefix("Not testable here: ").rstrip(".")].append(one.claim.id)
+    numbers = [
+        (outcome.name, outcome.value, sum(one.verdict is outcome and one.testable for one in verdicts))
+        for outcome in ClaimOutcome
+    ]
+    numbers.append(("not_run", "cannot be tested here", sum(not one.testable for one in verdicts)))
     return ClaimLines(
         judged=tuple(judged),
         waiting=tuple((command, tuple(ids)) for command, ids in waiting.items()),
         untestable=tuple((reason, tuple(ids)) for reason, ids in untestable.items()),
-        counts=tuple((outcome, number) for outcome, number in numbers if number),
+        counts=tuple(one for one in numbers if one[-1]),
         total=len(verdicts),
     )
 
@@ -158,26 +166,33 @@ def _measured(one: ClaimVerdict) -> str:
 
 def claims_table(verdicts: Sequence[ClaimVerdict]) -> pd.DataFrame:
     """Return one row a claim, in the paper's order: COLUMNS."""
-    rows = [
-        {
-            "id": one.claim.id,
-            "table": one.claim.table,
-            "task": one.claim.task,
-            "framework": one.claim.framework,
-            "model": one.claim.model,
-            "norm": one.claim.norm,
-            "metric": one.claim.name,
-            "printed": one.printed,
-            "relation": one.relation.value if one.relation else "",
-            "verdict": one.verdict.value,
-            "measured": one.measured,
-            "low": one.interval[0] if one.interval else None,
-            "high": one.interval[1] if one.interval else None,
-            "unit": one.unit,
-            "where": one.where,
-            "reason": one.reason,
-            "command": one.command,
-        }
-        for one in verdicts
-    ]
+    rows = []
+    for one in verdicts:
+        reduction = ledger().reduction(counterpart(one.claim))
+        low, high = one.interval or (None, None)
+        confidence = "" if one.interval is None else "95 %" if one.unit == TIME_UNIT else "90 %"
+        rows.append(
+            {
+                "id": one.claim.id,
+                "table": one.claim.table,
+                "task": one.claim.task,
+                "framework": one.claim.framework,
+                "model": one.claim.model,
+                "norm": one.claim.norm,
+                "metric": one.claim.name,
+                "printed": one.printed,
+                "paper_pct": None if reduction is None else reduction.pct,
+                "paper_sd": None if reduction is None else reduction.sd,
+                "relation": one.relation.value if one.relation else "",
+                "verdict": one.verdict.value,
+                "measured": one.measured,
+                "low": low,
+                "high": high,
+                "confidence": confidence,
+                "unit": one.unit,
+                "where": one.where,
+                "reason": one.reason,
+                "command": one.command,
+            }
+        )
     return pd.DataFrame(rows, columns=COLUMNS)

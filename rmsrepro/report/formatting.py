@@ -113,9 +113,9 @@ def join(parts: list[str]) -> str:
 
 
 def folded(name: str, width: int) -> str:
-    """A name over several lines, broken after `:`, `.`, `_`, `/`, `,` or a space, never inside a word."""
+    """A name over several lines, broken after `:`, `.`, `_`, `/`, `,` or a space, not in words or numbers."""
     lines = [""]
-    for part in re.findall(r"[^:._/, ]*[:._/, ]*", name):
+    for part in re.split(r"(?<=[:_/, ])(?![:._/, ])|(?<=\.)(?![:._/, \d])", name):
         if len((lines[-1] + part).rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += part

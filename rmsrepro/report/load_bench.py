@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,18 @@ def load_bench(folder: Path, problems: list[Problem]) -> BenchRecord | None:
         study=fields.text(result, "study") or fields.text(config, "study_name"),
         machine=fields.mapping(result, "machine"),
         config=config,
-        written=fields.modified(path),
+        written=_when(result, path),
         comparisons=(*comparisons, *_unmeasured(result, comparisons)),
         arms=tuple(_arm(entry) for entry in _entries(result, "arms") if fields.text(entry, "arm")),
     )
+
+
+def _when(result: Mapping[str, Any], path: Path) -> float:
+    """When a bench was made, in seconds since 1970: as it says itself, since files are copied."""
+    try:
+        return datetime.fromisoformat(fields.text(result, "created")).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return fields.modified(path)
 
 
 def _entries(result: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

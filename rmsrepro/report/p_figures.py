@@ -13,7 +13,8 @@ from rmsrepro.report.drawing import Figure, blank, error_bars, reach, safe
 from rmsrepro.report.savings import OverP
 from rmsrepro.report.scorecard import Row, Scorecard
 
-LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#4D8C00")
+LINES = ("#CC79A7", "#56B4E9", "#8C6BB1", "#A05A2C", "#E69F00", "#17A2B8", "#B8336A", "#7A4419")
+"""Lines are places here: none has the colour of one of the paper's norms."""
 DASHES = {"composite": "solid", "torch": "dash", "compiled": "dot", "fused": "dashdot"}
 GREY = "#7f7f7f"
 READS = "p, the part of a vector that the statistic reads (hollow square: RMSNorm)"

@@ -189,12 +189,12 @@ def remaining_text(rows: Sequence[Remaining]) -> list[str]:
 
 
 def saved(time: StepTime) -> str:
-    """`17.1 % less time [14.9, 19.2]`, `no different time ...` where the interval contains 0."""
+    """`17.1 % less time [14.9, 19.2]`; where the interval contains 0, that nothing can be told."""
     c = time.comparison
     doubt = "" if c.trusted else " (not trusted)"
     ends = interval(c.reduction_low, c.reduction_high, 1)
     if c.reduction_low <= 0 <= c.reduction_high:
-        return f"as much time, {number(c.reduction, 1)} % {ends}{doubt},"
+        return f"no time that can be told from LayerNorm's ({number(c.reduction, 1)} % less, {ends}){doubt}"
     flipped = interval(-c.reduction_high, -c.reduction_low, 1) if c.reduction < 0 else ends
     return f"{time.words} time {flipped}{doubt}"
 

@@ -38,7 +38,7 @@ def reduction_forest(
         return None
     figure, height = frame([(place.title, _label(names, time)) for place, time in rows])
     height += 20  # for the legend
-    reductions = [time.comparison.reduction for _, time in rows]
+    reductions: list[float] = []
     for y, (place, time) in zip(places([place.title for place, _ in rows]), rows, strict=True):
         figure.add_traces(_row(y, names, time, place.title))
         own = [one for one in printed if _is_of(one, place, time)]
@@ -56,9 +56,12 @@ def reduction_forest(
 
 
 def _range(centres: Sequence[float], times: Sequence[StepTime]) -> list[float]:
+    # One wild timing that nobody trusts shall not make the others unreadable.
+    shown = [time for time in times if time.comparison.trusted] or times
+    centres = [*centres, *(time.comparison.reduction for time in shown)]
     ends = [
         end
-        for time in times
+        for time in shown
         for end in (time.comparison.reduction_low, time.comparison.reduction_high)
         if math.isfinite(end) and abs(end) < 1000
     ]
@@ -153,7 +156,10 @@ def _printed(y: float, one: PrintedTime) -> go.Scatter:
     return go.Scatter(
         x=[one.reduction.pct],
         y=[y],
-        mode="markers",
+        mode="markers+text",
+        text=[safe(claim.framework.split(" ")[0].replace("TensorFlow", "TF"))],
+        textposition="bottom center",
+        textfont={"size": 8, "color": PAPER},
         marker={"color": PAPER, "symbol": "line-ns-open", "size": 11, "line": {"width": 2}},
         error_x=error_bars(one.reduction.pct, low, high) | {"thickness": 1, "width": 0},
         hovertemplate=words,

@@ -28,6 +28,8 @@ class StepTime:
     settings: Mapping[str, Any]
     """The flat training settings whose step was timed."""
     written: float
+    study: str = ""
+    """The study that the bench was made for, if any."""
 
     @property
     def measured(self) -> bool:
@@ -65,6 +67,7 @@ def step_times(benches: Iterable[BenchRecord]) -> list[StepTime]:
             machine=machine_name(bench.machine),
             settings=flatten(bench.config),
             written=bench.written,
+            study=bench.study,
         )
         for bench in benches
         for comparison in bench.comparisons
@@ -116,6 +119,8 @@ def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | 
             and c.plain_norm == arm.norm
             and (not time.measured or (c.plain_baseline == cell.baseline and c.like_for_like))
             and cell.backend in ("", c.backend)
+            # Before anything was trained nobody knows a cell's size, but for the timings of its own study.
+            and (cell.settings or time.study)
             and same_step(time.settings, cell.settings)
             and _same_norm(arm, c.params)
             and (not time.measured or baseline is None or _same_norm(baseline, c.baseline_params))

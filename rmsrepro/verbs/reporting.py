@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ def report(overrides: list[Override]) -> int:
     _say_remaining(built)
     _say_claims(built)
     say(f"page: {built.page.resolve()}")
-    say(f"table: {built.results.resolve()}")
+    say(f"tables: {built.results.resolve()}")
+    say(f"        {built.page.with_name('claims.csv').resolve()}")
     return 0
 
 
@@ -90,8 +92,9 @@ def _say_remaining(built: ReportResult) -> None:
     """Say what is left of RMSNorm's saving on other backends, where that was timed."""
     if built.remaining:
         say("")
+        say("What remains of it on other backends:")
         for sentence in built.remaining:
-            say(sentence)
+            say(textwrap.fill(sentence, 79, initial_indent="  ", subsequent_indent="    "))
 
 
 def _say_claims(built: ReportResult) -> None:

@@ -25,6 +25,13 @@ def bench(overrides: list[Override]) -> int:
         prepared = prepare_bench(label_study(overrides))
         if ignored := _ignored(overrides, prepared):
             say(f"bench=layer times norms by themselves; not looked at: {', '.join(ignored)}", stderr=True)
+        if _trains_on_torch(overrides, prepared):
+            say(
+                "backend=composite, since none was named: norms written from primitive operations, as the "
+                "paper's. Training these takes torch's own functions, where the answer may be another: "
+                "backend=composite,torch times both",
+                stderr=True,
+            )
         result = run_prepared_bench(prepared)
     except BenchFailed as error:
         if error.known_before:
@@ -47,6 +54,16 @@ def _ignored(overrides: Sequence[Override], prepared: PreparedBench) -> list[str
     if prepared.settings.name != "layer":
         return []
     return list(dict.fromkeys(item.key for item in overrides if item.key.split(".")[0] in _OF_MODELS))
+
+
+def _trains_on_torch(overrides: Sequence[Override], prepared: PreparedBench) -> bool:
+    """Whether no backend was named, and `backend=auto` would take torch for these norms."""
+    from rmsrepro.norms import NormSpec, resolve_backend
+
+    if any(item.key == "backend" for item in overrides):
+        return False
+    specs = [NormSpec(one["name"], one["params"]) for one in prepared.norms]
+    return resolve_backend(specs, "auto") == "torch"
 
 
 @dataclass

@@ -86,7 +86,7 @@ def test_a_cell_that_is_down_to_the_fewest_rounds_leaves_the_others_less() -> No
 def test_a_budget_that_pays_for_nothing_still_gives_a_median() -> None:
     plan = planned(pilot(0.03), config=replace(CONFIG, budget_s=10), spent_s=9)
     assert (plan.processes, plan.cells["c0"].rounds) == (8, MIN_ROUNDS)
-    assert plan.reason.startswith("the fewest allowed, though bench.budget_s=10 pays for less (noise of")
+    assert plan.reason.startswith("the least there is, more than bench.budget_s=10 (noise of")
     assert plan.seconds == pytest.approx(seconds(plan, pilot(0.03)))  # said before it begins
 
 

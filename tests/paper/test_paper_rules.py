@@ -81,7 +81,10 @@ def test_what_is_said_of_a_time() -> None:
     assert judged(timing(15.0, 16.0)).reason == "On the paper's side, but above its 6.0 to 14.0 %."
     assert judged(timing(-3.0, -1.0)).reason == "More time than LayerNorm, where the paper has 10.0 % less."
     proxy = judged(timing(8.0, 12.0), Relation.proxy)
-    assert proxy.reason == "On the side of the paper's 10.0 %; a proxy shows no more (tiny models)."
+    said = "On the paper's side; the interval {} its 6.0 to 14.0 %. A proxy shows no more (tiny models)."
+    assert proxy.reason == said.format("meets")
+    assert judged(timing(1.0, 5.0), Relation.proxy).reason == said.format("lies below")
+    assert judged(timing(15.0, 16.0), Relation.proxy).reason == said.format("lies above")
     assert judged(timing(-1.0, 1.0)).reason == "The interval contains 0."
 
 
@@ -320,3 +323,27 @@ def test_every_p_has_to_be_as_good_as_layernorm() -> None:
 def test_the_rules_name_every_outcome() -> None:
     text = " ".join(RULES)
     assert all(f"{outcome.value}:" in text for outcome in ClaimOutcome)
+
+
+def test_what_leaves_a_quality_undecided_is_said() -> None:
+    outside = quality("undecided", mean=0.16, low=0.07, high=0.25)
+    found = judge_quality(Expected.comparable, Relation.proxy, outside, "tiny")
+    assert found.outcome is ClaimOutcome.undecided
+    assert found.reason == (
+        "The study's verdict: undecided. The 90 % interval lies outside the margin of +-0.05, but 3 seeds are "
+        "too few to reject equality after Holm's adjustment; more seeds would tell."
+    )
+    wide = quality("undecided", mean=0.03, low=-0.02, high=0.08)
+    found = judge_quality(Expected.comparable, Relation.proxy, wide, "tiny")
+    assert found.reason.endswith(
+        "The 90 % interval reaches beyond the margin of +-0.05; more seeds would narrow it."
+    )
+    found = judge_quality(Expected.comparable, Relation.proxy, UNTRAINED, "tiny")
+    assert found.reason == "The study's verdict: undecided (undertrained)."
+    trained = quality("undecided", mean=-0.03, low=-0.2, high=0.1, value=1.11, learned=1.4, reached=True)
+    found = judge_quality(Expected.fails, Relation.proxy, trained, "tiny")
+    assert found.outcome is ClaimOutcome.undecided
+    assert (
+        "It trained (val_loss 1.110, within the 1.4 that counts as trained), so it did not fail"
+        in found.reason
+    )

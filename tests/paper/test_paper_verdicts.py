@@ -240,7 +240,9 @@ def test_counts_and_text() -> None:
     found = judge_claims(STUDY, Findings(timings=(timing("rmsnorm", 5.0, 9.0),)))
     assert sum(counts(found).values()) == len(found) == len(ledger())
     lines = claims_text(found)
-    assert lines[:3] == [
+    assert lines[0] == "the headline, and its halves"
+    start = lines.index("time, % less than LayerNorm   paper          here                verdict")
+    assert lines[start : start + 3] == [
         "time, % less than LayerNorm   paper          here                verdict",
         "gru/translation, model level, composite (proxy)",
         "  t2-rmsnorm-time             24.7 (sd 4.1)  7.0 [5.0, 9.0]      direction only",

@@ -202,3 +202,11 @@ def test_a_reduction_interval_runs_upwards_whatever_the_record_says(tmp_path: Pa
     assert (first.reduction_low, first.reduction_high) == (8.0, 12.0)
     assert second.reduction == pytest.approx(10.0)
     assert (second.reduction_low, second.reduction_high) == pytest.approx((8.0, 12.0))
+
+
+def test_a_bench_is_as_old_as_it_says(tmp_path: Path, made: Made) -> None:
+    made("bench", tmp_path, [made("comparison")], "said", created="2026-01-02T03:04:05+00:00")
+    made("bench", tmp_path, [made("comparison")], "silent", created="yesterday")
+    said, silent = sorted(load_records(tmp_path).benches, key=lambda bench: bench.written)
+    assert said.written == 1767323045.0  # whenever the file was copied
+    assert silent.written == (tmp_path / "bench" / "silent" / "result.json").stat().st_mtime

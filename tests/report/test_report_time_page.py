@@ -89,7 +89,7 @@ def test_the_page_has_the_sections_on_time_and_claims(timed: Path, study: StudyC
 
 def test_the_forest_shows_reductions_the_control_and_the_paper(timed: Path, study: StudyConfig) -> None:
     figure = Page(build_report(timed, study=study).page).figures["time-forest"]
-    marks = [trace for trace in traces(figure, mode="markers") if "error_x" in trace]
+    marks = [trace for trace in traces(figure) if "error_x" in trace]
     ours = [
         (trace["hovertemplate"].split("</b>")[0][3:], trace["x"][0], trace["marker"]["symbol"])
         for trace in marks
@@ -112,6 +112,7 @@ def test_the_forest_shows_reductions_the_control_and_the_paper(timed: Path, stud
     assert sd is not None
     (mark,) = [trace for trace in printed if trace["x"] == [24.7]]
     assert mark["error_x"]["array"] == [pytest.approx(2 * sd.sd)]
+    assert sorted(trace["text"][0] for trace in printed) == ["PyTorch", "TF", "TF"]
     rms = next(trace for trace in marks if trace["x"] == [pytest.approx(17.0)])
     assert 0 < mark["y"][0] - rms["y"][0] < 0.5  # in the row of its timing
 
@@ -136,6 +137,15 @@ def test_the_loss_stands_against_the_benchs_seconds(timed: Path, study: StudyCon
     assert "each step as the bench timed it; not timed: pRMSNorm" in page.text
 
 
+def test_a_timing_without_trust_does_not_set_the_scale(tmp_path: Path, made: Made) -> None:
+    wild = model_level(made, "prmsnorm", 1.3, trusted=False, time_reduction_ci=[-351.0, 60.0])
+    made("bench", tmp_path, [model_level(made, "rmsnorm", 0.83), wild])
+    figure = Page(build_report(tmp_path).page).figures["time-forest"]
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert -5 < low < 0
+    assert 19 < high < 25
+
+
 def test_without_a_bench_the_seconds_are_the_runs_own(tmp_path: Path, made: Made) -> None:
     for seed in (1, 2):
         made("run", tmp_path, seed=seed)
@@ -155,6 +165,8 @@ def test_claims_stand_on_the_page_and_in_a_table(timed: Path, study: StudyConfig
     table = pd.read_csv(built.page.parent / "claims.csv").set_index("id")
     assert len(table) == len(ledger())
     row = table.loc["t2-rmsnorm-time"]
+    assert (row["paper_pct"], row["paper_sd"]) == (24.7, pytest.approx(4.09, abs=0.01))
+    assert row["confidence"] == "95 %"
     assert (row["verdict"], row["relation"], row["measured"]) == (
         "direction only",
         "proxy",
@@ -171,8 +183,10 @@ def test_every_claim_is_somewhere_on_the_page(timed: Path, study: StudyConfig) -
     named = [claim for line in lines.judged for claim in line.head.split(", ")]
     named += [claim for _, ids in (*lines.waiting, *lines.untestable) for claim in ids]
     assert sorted(named) == sorted(ledger().ids)  # there is no card, so no properties share a line
-    assert sum(number for _, number in lines.counts) == lines.total == len(ledger())
-    assert dict(lines.counts)[ClaimOutcome.direction_only] == sum(
+    numbers = {words: number for _, words, number in lines.counts}
+    assert sum(numbers.values()) == lines.total == len(ledger())
+    assert numbers["cannot be tested here"] == sum(len(ids) for _, ids in lines.untestable)
+    assert numbers["direction only"] == sum(
         line.outcome is ClaimOutcome.direction_only for line in lines.judged
     )
     assert dict(lines.waiting)[""] == (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rmsrepro.report import build_report, formatting
 from rmsrepro.report.cells import build_cells
 from rmsrepro.report.load import load_records
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
@@ -243,3 +244,27 @@ def test_timings_of_two_settings_of_a_norm_are_two(tmp_path: Path, made: Made) -
         made("bench", tmp_path, [made("comparison", "prmsnorm")], f"b{number}", arms=arms)
     shown = newest(step_times(load_records(tmp_path).benches))
     assert sorted(time.comparison.params.get("p", 0.0625) for time in shown) == [0.0625, 0.5]
+
+
+def test_another_studys_timings_are_not_this_ones(tmp_path: Path, made: Made) -> None:
+    """A page of a study that nothing was timed for shows none; a bench of no study may be of its steps."""
+    made("bench", tmp_path, [made("comparison", ratio=0.7)], "other", study="large")
+    study = made("study")
+    assert _saved(build_report(tmp_path, study=study).scorecard) is None
+    made("bench", tmp_path, [made("comparison", ratio=0.8)], "free", study=None)
+    assert _saved(build_report(tmp_path, study=study).scorecard) is None  # of what size it is, nobody knows
+    made("arm", tmp_path, "layernorm", [2.0])
+    made("arm", tmp_path, "rmsnorm", [2.0])
+    assert _saved(build_report(tmp_path, study=study).scorecard) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("pRMSNorm (p=0.25), composite", ["pRMSNorm", "(p=0.25),", "composite"]),
+        ("my_norms:MaxNorm", ["my_norms:", "MaxNorm"]),
+        ("a.module.of.mine", ["a.module.", "of.mine"]),
+    ],
+)
+def test_names_break_between_words_and_never_in_numbers(name: str, lines: list[str]) -> None:
+    assert formatting.folded(name, 10).split("\n") == lines
