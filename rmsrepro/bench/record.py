@@ -228,6 +228,7 @@ class ResultTables:
             "backend": arm.backend,
             "baseline": baseline.label,
             **_ratio_columns(found),
+            **self._share_columns(arm),
             "aa_ratio": control.ratio.estimate,
             "aa_ci": control.ratio.bounds(),
             "trusted": control.trusted and self._quiet,
@@ -238,6 +239,14 @@ class ResultTables:
                 *self._arm_flags(arm),
             ],
         }
+
+    def _share_columns(self, arm: Arm) -> dict[str, Any]:
+        """What taking the norm out would save, by the rounds that timed `none` on the same backend too."""
+        bare = next((one for one in self._arms if (one.norm, one.backend) == ("none", arm.backend)), None)
+        if bare is None or arm.norm == "none" or self.why_not_ranked(bare) is not None:
+            return {"norm_share_pct": None, "norm_share_ci": None}
+        share = time_reduction(estimate_ratio(self._samples, bare.twins, arm.twins).ratio)
+        return {"norm_share_pct": share.estimate, "norm_share_ci": share.bounds()}
 
     def _noise_flags(self, ratio: Interval, control: AAControl) -> list[str]:
         flags = []

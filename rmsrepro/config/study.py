@@ -26,9 +26,12 @@ def cell_name(model: str, task: str) -> str:
     return f"{model}/{task}"
 
 
-def _value(text: str) -> Any:
+def parameter_value(text: str) -> Any:
     """What an override's text stands for: YAML, and numbers like 1e-5, which YAML takes for a text."""
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -173,7 +176,7 @@ class StudyConfig:
         for override in self.norm_overrides.get(norm, []):
             key, _, value = override.partition("=")
             if key.startswith("norm."):
-                content[key.removeprefix("norm.")] = _value(value)
+                content[key.removeprefix("norm.")] = parameter_value(value)
         return name, content
 
     def cells(self) -> list[str]:

@@ -10,7 +10,7 @@ from rmsrepro.paper.rules import RULES, ClaimOutcome
 from rmsrepro.paper.studies import BenchJob, StudyJob, bench_jobs, study_jobs
 from rmsrepro.paper.study_checks import check_study
 from rmsrepro.paper.text import claims_text
-from rmsrepro.paper.verdicts import ClaimVerdict, counts, judge_claims
+from rmsrepro.paper.verdicts import ClaimVerdict, counts, judge_claims, timings_used
 
 __all__ = [
     "HEADLINE",
@@ -37,4 +37,5 @@ __all__ = [
     "printed_times",
     "read_cards",
     "study_jobs",
+    "timings_used",
 ]

@@ -16,6 +16,9 @@ SHAPES_THE_STEP = frozenset(
 )
 """First words of the training overrides that a timing of a model or a step has to share."""
 
+SHAPES_BY_NAME = frozenset({"trainer.accumulate"})
+"""Whole keys of which the same holds: the others of `trainer` say how long a run is and what it writes."""
+
 SHAPES_A_LAYER = frozenset({"plugins", "norm"})
 """The same for a timing of single layers, which have neither model nor data."""
 
@@ -132,7 +135,12 @@ def _bench_job(study: StudyConfig, timing: StudyBench, cell: str) -> BenchJob:
         study.overrides, study.task_overrides.get(task, []), study.cell_overrides.get(cell, []), parameters
     )
     shapes = SHAPES_THE_STEP if cell else SHAPES_A_LAYER
-    shared = [override for override in training if override_key(override).split(".")[0] in shapes]
+    named = SHAPES_BY_NAME if cell else frozenset()
+    shared = [
+        override
+        for override in training
+        if (key := override_key(override)).split(".")[0] in shapes or key in named
+    ]
     place = (f"model={model}", f"task={task}") if cell else ()
     return BenchJob(
         name=timing.title,

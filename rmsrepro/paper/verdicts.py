@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from rmsrepro.config.study import Relation, StudyConfig
 from rmsrepro.norms.settings import same_parameters
@@ -70,6 +72,17 @@ def counts(verdicts: Iterable[ClaimVerdict]) -> dict[ClaimOutcome, int]:
     return found
 
 
+def timings_used(study: StudyConfig, findings: Findings) -> dict[str, Timing]:
+    """Return the timing that each claim on a time is held against, by the claim's id."""
+    judge = _Judge(study, findings)
+    found = {
+        one.claim.id: judge.timing(one)
+        for one in declared(study).values()
+        if is_timed(one.claim) and one.by.norm
+    }
+    return {claim: timing for claim, timing in found.items() if timing is not None}
+
+
 class _Judge:
     def __init__(self, study: StudyConfig | None, findings: Findings) -> None:
         self._ledger: Ledger = ledger()
@@ -126,7 +139,7 @@ class _Judge:
             stands = counterpart(claim)
             printed = self._ledger.reduction(stands)
             assert printed is not None
-            return rules.judge_time(stands, printed, one.relation, self._timing(one), one.why)
+            return rules.judge_time(stands, printed, one.relation, self.timing(one), one.why)
         quality = self._quality(one.by.cell, one.by.norm)
         expected = test.expected if isinstance(test, QualityOf) else self._expected(claim, quality)
         return rules.judge_quality(expected, one.relation, quality, one.why)
@@ -138,28 +151,40 @@ class _Judge:
 
     # ------------------------------------------------------------------------------- looking up
 
-    def _timing(self, one: Declared, norm: str = "", cell: str = "") -> Timing | None:
-        """The newest timing that a test names, of the norm with the study's parameters."""
+    def _fitting(self, one: Declared, norm: str = "", cell: str = "") -> list[Timing]:
+        """The timings that a test names, of the norm with the study's parameters, newest first."""
         assert self._study is not None
         by = one.by
         name, given = self._study.norm_of(norm or by.norm)
-        return next(
-            (
-                timing
-                for timing in self._findings.timings
-                if (timing.level, timing.cell, timing.backend) == (by.level, cell or by.cell, by.backend)
-                and timing.norm.split("(", 1)[0] == name
-                and same_parameters(name, given, timing.params)
-            ),
-            None,
+        return [
+            timing
+            for timing in self._findings.timings
+            if (timing.level, timing.cell, timing.backend) == (by.level, cell or by.cell, by.backend)
+            and timing.norm.split("(", 1)[0] == name
+            and same_parameters(name, given, timing.params)
+        ]
+
+    def timing(self, one: Declared) -> Timing | None:
+        """The newest timing that a test names; one that failed only where none was measured."""
+        fitting = self._fitting(one)
+        return next((timing for timing in fitting if not math.isnan(timing.reduction)), None) or next(
+            iter(fitting), None
         )
 
     def _pairs(self, one: Declared) -> list[tuple[Timing, Timing]]:
-        """(RMSNorm, pRMSNorm) of each cell in which both were timed."""
+        """(RMSNorm, pRMSNorm) of each cell that one bench timed both in, which is what shares a LayerNorm."""
         assert self._study is not None
         cells = [one.by.cell] if one.by.cell else self._study.cells()
-        found = [(self._timing(one, "rmsnorm", cell), self._timing(one, "prmsnorm", cell)) for cell in cells]
-        return [(rms, partial) for rms, partial in found if rms is not None and partial is not None]
+        found = []
+        for cell in cells:
+            both = (
+                (rms, partial)
+                for rms in self._fitting(one, "rmsnorm", cell)
+                for partial in self._fitting(one, "prmsnorm", cell)
+                if rms.bench_id == partial.bench_id
+            )
+            found += list(islice(both, 1))
+        return found
 
     def _quality(self, cell: str, norm: str) -> Quality | None:
         return next((one for one in self._findings.qualities if (one.cell, one.norm) == (cell, norm)), None)

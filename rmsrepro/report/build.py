@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.paper import ClaimVerdict, judge_claims, printed_times, read_cards
+from rmsrepro.paper import ClaimVerdict, judge_claims, printed_times, read_cards, timings_used
 from rmsrepro.report.cells import build_cells
 from rmsrepro.report.claim_lines import claim_lines, claims_table
 from rmsrepro.report.claims import findings_of
@@ -64,7 +64,8 @@ def build_report(
     names = names_of(records.runs, [time.comparison for time in times])
     cells, outside = build_cells(records.runs, study, names)
     card = build_scorecard(cells, times, study)
-    claims = judge_claims(study, findings_of(card, records.benches, read_cards(root), study))
+    findings = findings_of(card, records.benches, read_cards(root), study)
+    claims = judge_claims(study, findings)
     kept = newest(times)
     places = places_of(kept)
     left = remaining(places, names)
@@ -81,7 +82,7 @@ def build_report(
             shares=shares(places, names),
             over_p=over_p(places),
             layers=layer_times(records.benches, times),
-            printed=printed_times(study) if study else [],
+            printed=printed_times(timings_used(study, findings)) if study else [],
         ),
         step_seconds={cell.label: found for cell in cells if (found := step_seconds(cell, times))},
         claims=claim_lines(claims),

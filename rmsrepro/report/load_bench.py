@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rmsrepro.config.study import parameter_value
 from rmsrepro.report import fields
 from rmsrepro.report.records import BenchRecord, Comparison, Problem, TimedArm
 
@@ -79,9 +80,10 @@ def _arm_in_cell(one: Comparison) -> tuple[str, ...]:
 
 
 def _arm(entry: Mapping[str, Any]) -> TimedArm:
+    name = fields.text(entry, "arm").rpartition("/")[0]
     norm = fields.text(entry, "norm")
     if not norm and not fields.text(entry, "role"):  # a record of the first schema names the arm alone
-        norm = fields.text(entry, "arm").rpartition("/")[0]
+        norm = name.split("(", 1)[0]
     return TimedArm(
         level=fields.text(entry, "level"),
         shape=fields.shape_text(entry.get("shape")),
@@ -90,7 +92,7 @@ def _arm(entry: Mapping[str, Any]) -> TimedArm:
         device=fields.text(entry, "device"),
         threads=fields.integer(entry.get("threads")),
         norm=norm,
-        params=fields.mapping(entry, "norm_params"),
+        params=_params(name, entry, {}),
         backend=fields.text(entry, "backend") or fields.text(entry, "arm").rpartition("/")[2],
         role=fields.text(entry, "role") or "norm",
         status=fields.text(entry, "status"),
@@ -101,6 +103,16 @@ def _arm(entry: Mapping[str, Any]) -> TimedArm:
         flops=fields.number(entry.get("flops")),
         peak_bytes=fields.number(entry.get("peak_bytes")),
     )
+
+
+def _params(name: str, *rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that the first row with any states; else those in a name like `prmsnorm(p=0.25)`."""
+    for row in rows:
+        if found := fields.mapping(row, "norm_params"):
+            return found
+    inside = name.partition("(")[2].rpartition(")")[0]
+    pairs = (part.partition("=") for part in inside.split(",") if "=" in part)
+    return {key.strip(): parameter_value(value) for key, _, value in pairs}
 
 
 def _arms_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -118,10 +130,11 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
     low, high = fields.pair(entry.get("ratio_ci"))
     reduction = fields.number(entry.get("time_reduction_pct"))
     reduction_low, reduction_high = fields.sorted_pair(entry.get("time_reduction_ci"))
-    if math.isnan(reduction):
+    if not math.isfinite(reduction):
         reduction = 100 * (1 - ratio)
-    if math.isnan(reduction_low):
+    if not math.isfinite(reduction_low) or not math.isfinite(reduction_high):
         reduction_low, reduction_high = 100 * (1 - high), 100 * (1 - low)
+    share_low, share_high = fields.sorted_pair(entry.get("norm_share_ci"))
     norm, _, backend = fields.text(entry, "arm").rpartition("/")
     arms = _arms_of(result, entry)
     arm = arms.get(fields.text(entry, "arm"), entry)
@@ -138,7 +151,7 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
         device=fields.text(entry, "device"),
         threads=fields.integer(entry.get("threads")),
         norm=norm or backend,
-        params=fields.mapping(arm, "norm_params"),
+        params=_params(norm or backend, entry, arm),
         backend=backend if norm else "",
         baseline_norm=base_norm or base_backend,
         baseline_backend=base_backend if base_norm else "",
@@ -155,9 +168,9 @@ def _comparison(entry: Mapping[str, Any], result: Mapping[str, Any]) -> Comparis
         n_processes=fields.integer(entry.get("n_processes")),
         trusted=entry.get("trusted") is True,
         flags=fields.texts(entry.get("flags")),
-        baseline_params=fields.mapping(baseline, "norm_params"),
+        baseline_params=_params(base_norm or base_backend, {}, baseline),
         baseline_s=fields.number(baseline.get("median_s")),
-        process_ratios={
-            name: fields.number(value) for name, value in fields.mapping(entry, "process_ratios").items()
-        },
+        share=fields.number(entry.get("norm_share_pct")),
+        share_low=share_low,
+        share_high=share_high,
     )

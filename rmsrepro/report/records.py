@@ -138,8 +138,11 @@ class Comparison:
     """As `params`, of the baseline."""
     baseline_s: float = math.nan
     """Median seconds of a step of the baseline; NaN where the bench does not say."""
-    process_ratios: Mapping[str, float] = field(default_factory=dict)
-    """The median ratio of each process, by the process's name; empty where the bench does not say."""
+    share: float = math.nan
+    """The part of the time, in per cent, that goes when this norm is taken out; NaN where nothing was timed
+    without a norm beside it."""
+    share_low: float = math.nan
+    share_high: float = math.nan
 
     @property
     def plain_norm(self) -> str:

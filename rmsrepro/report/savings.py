@@ -7,18 +7,17 @@ Percentages are formed inside a place and a backend only.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmsrepro.bench.statistics import t_interval
 from rmsrepro.config.study import cell_name
 from rmsrepro.norms.settings import resolved
 from rmsrepro.report.formatting import NORM_TITLES, interval, join, number
 from rmsrepro.report.labels import telling
-from rmsrepro.report.parameters import Names
-from rmsrepro.report.records import Comparison
+from rmsrepro.report.parameters import Names, key_of
 from rmsrepro.report.timing import StepTime, place_key, shaping
 
 LEVELS = ("step", "model", "layer")
@@ -87,11 +86,9 @@ def places_of(times: Sequence[StepTime]) -> list[Place]:
     return sorted(places, key=lambda place: (_place_in(LEVELS, place.level), _natural(place.title)))
 
 
-def _natural(text: str) -> tuple[object, ...]:
+def _natural(text: str) -> tuple[str, tuple[int, ...]]:
     """Sorts 80x1024 before 4096x512: by its numbers, not by their digits."""
-    words = "".join(char if char.isdigit() else " " for char in text).split()
-    letters = "".join(char for char in text if not char.isdigit())
-    return letters, tuple(map(int, words))
+    return re.sub("[0-9]", "", text), tuple(map(int, re.findall("[0-9]{1,18}", text)))
 
 
 def _order(time: StepTime) -> tuple[object, ...]:
@@ -220,8 +217,8 @@ class Share:
 def shares(places: Sequence[Place], names: Names) -> list[Share]:
     """Return the share of each norm in each place in which a model without a norm was timed beside it.
 
-    Of LayerNorm it is the reduction that no norm at all brings; of another norm, 1 - t_none / t_norm, whose
-    interval comes from the ratios of the processes that measured both.
+    Of LayerNorm it is the reduction that no norm at all brings; of another norm, 1 - t_none / t_norm, as the
+    bench took it from the rounds that have both.
     """
     found = []
     for place in places:
@@ -243,27 +240,15 @@ def shares(places: Sequence[Place], names: Names) -> list[Share]:
                 c = time.comparison
                 if c.backend != backend or c.plain_norm == "none" or time.bench_id != without.bench_id:
                     continue
-                share, low, high = _share(bare, c)
                 label = names.title(c.plain_norm, resolved(c.plain_norm, c.params) or c.params)
                 trusted = c.trusted and bare.trusted
-                found.append(Share(place, c.plain_norm, label, backend, share, low, high, trusted))
+                found.append(
+                    Share(
+                        *(place, c.plain_norm, label, backend),
+                        *(c.share, c.share_low, c.share_high, trusted),
+                    )
+                )
     return found
-
-
-def _share(bare: Comparison, timed: Comparison) -> tuple[float, float, float]:
-    both = [
-        math.log(ratio / timed.process_ratios[process])
-        for process, ratio in bare.process_ratios.items()
-        if process in timed.process_ratios and ratio > 0 and timed.process_ratios[process] > 0
-    ]
-    if len(both) < 2:
-        return 100 * (1 - bare.ratio / timed.ratio), math.nan, math.nan
-    found = t_interval(both)
-    return (
-        100 * (1 - math.exp(found.estimate)),
-        100 * (1 - math.exp(found.high)),
-        100 * (1 - math.exp(found.low)),
-    )
 
 
 # --------------------------------------------------------------------------------------------- over p
@@ -282,18 +267,25 @@ class OverP:
 
 
 def over_p(places: Sequence[Place]) -> list[OverP]:
-    """Return the places in which pRMSNorm was timed with at least two p."""
+    """Return the places in which pRMSNorm was timed with at least two p and nothing else that differs."""
     found = []
     for place in places:
         for backend in place.backends:
-            points = {
-                p: time
-                for time in place.of("prmsnorm", backend)
-                if (p := part_read("prmsnorm", time.comparison.params)) is not None
-            }
-            if len(points) > 1:
-                whole = next(iter(place.of("rmsnorm", backend)), None)
-                found.append(
-                    OverP(place, backend, tuple(sorted(points.items(), key=lambda one: one[0])), whole)
-                )
+            lines: dict[str, dict[float, StepTime]] = defaultdict(dict)
+            for time in place.of("prmsnorm", backend):
+                p = part_read("prmsnorm", time.comparison.params)
+                if p is not None:
+                    lines[_besides_p(time)].setdefault(p, time)
+            for rest, points in lines.items():
+                if len(points) > 1:
+                    same = (time for time in place.of("rmsnorm", backend) if _besides_p(time) == rest)
+                    ordered = tuple(sorted(points.items(), key=lambda one: one[0]))
+                    found.append(OverP(place, backend, ordered, next(same, None)))
     return found
+
+
+def _besides_p(time: StepTime) -> str:
+    """The parameters that RMSNorm has as well."""
+    c = time.comparison
+    whole = resolved(c.plain_norm, c.params) or dict(c.params)
+    return key_of({key: value for key, value in whole.items() if key not in ("p", "k_rule")})

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from rmsrepro.norms.settings import resolved, same_parameters
+from rmsrepro.norms.settings import resolved
 from rmsrepro.paper import PrintedTime
 from rmsrepro.report import formatting
 from rmsrepro.report.drawing import SYMBOLS, Figure, colour, error_bars, safe
@@ -41,10 +41,10 @@ def reduction_forest(
     reductions: list[float] = []
     for y, (place, time) in zip(places([place.title for place, _ in rows]), rows, strict=True):
         figure.add_traces(_row(y, names, time, place.title))
-        own = [one for one in printed if _is_of(one, place, time)]
+        own = [one for one in printed if _is_of(one, time)]
         reductions += [one.reduction.pct for one in own]
         figure.add_traces([_printed(y + 0.24, one) for one in own])
-    for name, trace in _legend(any(_is_of(one, *row) for one in printed for row in rows)):
+    for name, trace in _legend(baseline, any(_is_of(one, time) for one in printed for _, time in rows)):
         figure.add_trace(trace.update(name=name, showlegend=True, x=[None], y=[None]))
     figure.add_vline(x=0, line={"width": 1, "color": GREY})
     figure.update_layout(height=height)
@@ -70,10 +70,10 @@ def _range(centres: Sequence[float], times: Sequence[StepTime]) -> list[float]:
     return [low - room, high + room]
 
 
-def _legend(with_paper: bool) -> list[tuple[str, go.Scatter]]:
+def _legend(baseline: str, with_paper: bool) -> list[tuple[str, go.Scatter]]:
     marks = [
         (
-            "LayerNorm against itself (A/A)",
+            f"{safe(baseline)} against itself (A/A)",
             {"mode": "lines", "line": {"color": GREY, "width": 9}, "opacity": 0.35},
         ),
         ("hollow: the bench does not trust it", _marks(GREY, "circle-open")),
@@ -97,14 +97,12 @@ def _title(names: Names, time: StepTime) -> str:
     return names.title(c.plain_norm, resolved(c.plain_norm, c.params) or c.params)
 
 
-def _is_of(one: PrintedTime, place: Place, time: StepTime) -> bool:
-    c = time.comparison
-    return (one.level, one.cell, one.norm, one.backend) == (
-        place.level,
-        place.cell,
-        c.plain_norm,
-        c.backend,
-    ) and same_parameters(one.norm, one.params, c.params)
+def _is_of(one: PrintedTime, time: StepTime) -> bool:
+    """Whether this is the very timing that the printed value was held against."""
+    c, used = time.comparison, one.timing
+    return (time.bench_id, c.level, c.mode, c.norm, c.backend) == (
+        *(used.bench_id, used.level, used.mode, used.norm, used.backend),
+    ) and c.params == used.params
 
 
 def _row(y: float, names: Names, time: StepTime, where: str) -> list[go.Scatter]:

@@ -15,7 +15,11 @@ from rmsrepro.report.parameters import key_of
 from rmsrepro.report.records import BenchRecord, Comparison, RunRecord, machine_name
 from rmsrepro.report.statistics import median, time_to_target
 
-SHAPES_A_STEP = ("data.max_len", "data.batch_tokens", "data.batch_sentences", "precision", "placement")
+SHAPES_A_STEP = (
+    *("data.name", "data.tokenizer", "data.vocab_size", "data.max_len", "data.batch_tokens"),
+    *("data.batch_sentences", "trainer.accumulate", "precision", "placement"),
+)
+"""Besides the model's own: what decides how much work a step is."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | 
     cell's model, batch and precision as far as the bench says.
     """
     baseline = cell.baseline_of(arm)
+    machines = {machine_name(run.machine) for one in cell.arms for run in one.runs.values()}
 
     def is_meant(time: StepTime) -> bool:
         c = time.comparison
@@ -121,6 +126,8 @@ def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | 
             and cell.backend in ("", c.backend)
             # Before anything was trained nobody knows a cell's size, but for the timings of its own study.
             and (cell.settings or time.study)
+            # Of another machine than the runs' a page shows it among all timings, and nowhere as theirs.
+            and (not machines or time.machine in machines)
             and same_step(time.settings, cell.settings)
             and _same_norm(arm, c.params)
             and (not time.measured or baseline is None or _same_norm(baseline, c.baseline_params))

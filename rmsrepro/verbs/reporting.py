@@ -114,7 +114,7 @@ def _out_dir(overrides: list[Override]) -> Path:
 
 def _timings(study: StudyConfig, extra: list[Override]) -> list[tuple[BenchJob, PreparedBench]]:
     """Return the study's timings, each with what prepares it."""
-    from rmsrepro.paper.studies import SHAPES_A_LAYER, SHAPES_THE_STEP, bench_jobs
+    from rmsrepro.paper.studies import SHAPES_A_LAYER, SHAPES_BY_NAME, SHAPES_THE_STEP, bench_jobs
 
     prepared = []
     for job in bench_jobs(study):
@@ -122,7 +122,8 @@ def _timings(study: StudyConfig, extra: list[Override]) -> list[tuple[BenchJob, 
         shaping = [
             item
             for item in extra
-            if item.key.split(".")[0] in (*shapes, "out_dir", "bench") and item.key != "norm"
+            if (item.key.split(".")[0] in (*shapes, "out_dir", "bench") and item.key != "norm")
+            or (job.cell and item.key in SHAPES_BY_NAME)
         ]
         merged = {item.key: item for item in [*split_all(job.overrides, study.name), *shaping]}
         variants = [split_all(texts, study.name) for texts in job.variants]

@@ -241,3 +241,23 @@ def test_peak_memory_is_that_of_a_python_process() -> None:
     peak = peak_rss_bytes()
     assert peak is not None
     assert 1e7 < peak < 1e12
+
+
+def test_the_share_of_a_norm_is_paired_with_none_in_its_own_rounds() -> None:
+    """Stated anew: the mean over processes of log(t_none / t_norm), with Student's interval of three."""
+    bare = Arm("none/composite", "none", {}, "composite")
+    other = Arm("none/torch", "none", {}, "torch")
+    none, rms = [0.5, 1.1, 1.9], [0.8, 1.5, 3.6]
+    times = {**QUIET, RMSNORM.label: rms, bare.label: none, other.label: [0.1] * 3}
+    rows = {row["arm"]: row for row in tables(times, RMSNORM, bare, other).comparisons()}
+    logs = [math.log(a / b) for a, b in zip(none, rms, strict=True)]
+    middle = sum(logs) / 3
+    half = 4.302652729911275 * math.sqrt(sum((one - middle) ** 2 for one in logs) / 2) / math.sqrt(3)
+    row = rows[RMSNORM.label]
+    assert row["norm_share_pct"] == pytest.approx(100 * (1 - math.exp(middle)))
+    assert row["norm_share_ci"] == pytest.approx(
+        [100 * (1 - math.exp(middle + half)), 100 * (1 - math.exp(middle - half))]
+    )
+    assert rows[bare.label]["norm_share_pct"] is None
+    (alone,) = tables({**QUIET, RMSNORM.label: rms}, RMSNORM).comparisons()
+    assert (alone["norm_share_pct"], alone["norm_share_ci"]) == (None, None)

@@ -330,8 +330,8 @@ def test_what_leaves_a_quality_undecided_is_said() -> None:
     found = judge_quality(Expected.comparable, Relation.proxy, outside, "tiny")
     assert found.outcome is ClaimOutcome.undecided
     assert found.reason == (
-        "The study's verdict: undecided. The 90 % interval lies outside the margin of +-0.05, but 3 seeds are "
-        "too few to reject equality after Holm's adjustment; more seeds would tell."
+        "The study's verdict: undecided. The 90 % interval lies outside the margin of +-0.05, but 3 seeds "
+        "are too few to reject equality after Holm's adjustment; more seeds would tell."
     )
     wide = quality("undecided", mean=0.03, low=-0.02, high=0.08)
     found = judge_quality(Expected.comparable, Relation.proxy, wide, "tiny")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,28 @@ def test_cards_are_read_whatever_lies_beside_them(tmp_path: Path) -> None:
     assert cards["rmsnorm"].invariances == {"dataset_rescaling": True}
     assert cards["rmsnorm"].deviations == {"dataset_rescaling": 2e-16, "dataset_recentering": float("inf")}
     assert cards["rmsnorm"].gradients["bias_unchanged"] is None
+
+
+def test_a_timing_that_failed_hides_none_that_was_measured() -> None:
+    failed = timing("rmsnorm", math.nan, math.nan, reduction=math.nan, flags=("out of memory",))
+    measured = timing("rmsnorm", 5.0, 9.0)
+    assert outcomes(verdicts(timings=(failed, measured)), "t2-rmsnorm-time") == ["direction only"]
+    assert outcomes(verdicts(timings=(failed,)), "t2-rmsnorm-time") == ["not run"]
+
+
+def test_two_norms_are_held_against_each_other_within_one_bench_only() -> None:
+    claims = [entry("words-prms-not-faster")]
+    study = replace(STUDY, claims=claims)
+    apart = (timing("rmsnorm", 2.0, 4.0, bench_id="b"), timing("prmsnorm", 8.0, 9.0, bench_id="a"))
+    assert outcomes(verdicts(study, timings=apart), "words-prms-not-faster") == ["not run"]
+    together = (*apart, timing("rmsnorm", 11.0, 12.0, bench_id="a"))
+    assert outcomes(verdicts(study, timings=together), "words-prms-not-faster") == ["direction only"]
+
+
+def test_other_parameters_than_the_studys_are_another_norm() -> None:
+    for params in ({"p": 0.5}, {}, {"p": 0.25, "eps": 0.1}):
+        found = verdicts(timings=(timing("prmsnorm", 5.0, 9.0, params=params),))
+        assert outcomes(found, "t2-prmsnorm-time") == ["not run"], params
+    written_out = {"p": 0.25, "eps": 1e-5, "k_rule": "ceil"}
+    found = verdicts(timings=(timing("prmsnorm", 5.0, 9.0, params=written_out),))
+    assert outcomes(found, "t2-prmsnorm-time") == ["direction only"]

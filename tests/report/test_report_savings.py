@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from rmsrepro.report.layers import layer_times
 from rmsrepro.report.load import load_records
@@ -145,10 +143,9 @@ def test_one_backend_leaves_no_question(tmp_path: Path, made: Made) -> None:
 
 
 def test_the_share_of_a_norm_is_what_taking_it_out_saves(tmp_path: Path, made: Made) -> None:
-    bare, rms = [0.70, 0.72, 0.71, 0.69], [0.85, 0.83, 0.86, 0.84]
     rows = [
-        model_level(made, "none", 0.705, process_ratios=dict(zip("0123", bare, strict=True))),
-        model_level(made, "rmsnorm", 0.845, process_ratios=dict(zip("0123", rms, strict=True))),
+        model_level(made, "none", 0.705),
+        model_level(made, "rmsnorm", 0.845, norm_share_pct=16.6, norm_share_ci=[15.0, 18.0]),
     ]
     made("bench", tmp_path, rows)
     _, places, names = read(tmp_path)
@@ -157,13 +154,7 @@ def test_the_share_of_a_norm_is_what_taking_it_out_saves(tmp_path: Path, made: M
         "LayerNorm",
         *(pytest.approx(value) for value in (29.5, 27.5, 31.5)),
     )
-    # Stated anew: the mean over processes of log(t_none / t_norm), with Student's interval.
-    logs = [math.log(a / b) for a, b in zip(bare, rms, strict=True)]
-    half = stats.t.ppf(0.975, 3) * stdev(logs) / 2
-    assert other.label == "RMSNorm"
-    assert other.share == pytest.approx(100 * (1 - math.exp(fmean(logs))))
-    assert other.low == pytest.approx(100 * (1 - math.exp(fmean(logs) + half)))
-    assert other.high == pytest.approx(100 * (1 - math.exp(fmean(logs) - half)))
+    assert (other.label, other.share, other.low, other.high) == ("RMSNorm", 16.6, 15.0, 18.0)
 
 
 def test_a_share_needs_both_in_one_bench(tmp_path: Path, made: Made) -> None:
@@ -173,12 +164,10 @@ def test_a_share_needs_both_in_one_bench(tmp_path: Path, made: Made) -> None:
     assert [share.label for share in shares(places, names)] == ["LayerNorm"]
 
 
-def test_a_share_without_the_processes_has_no_interval(tmp_path: Path, made: Made) -> None:
+def test_a_share_that_the_bench_does_not_know_is_none(tmp_path: Path, made: Made) -> None:
     made("bench", tmp_path, [model_level(made, "none", 0.6), model_level(made, "rmsnorm", 0.8)])
     _, places, names = read(tmp_path)
-    share = shares(places, names)[1]
-    assert share.share == pytest.approx(25.0)
-    assert math.isnan(share.low)
+    assert math.isnan(shares(places, names)[1].share)  # two ratios to a third do not make one
 
 
 # --------------------------------------------------------------------------------------------- over p
@@ -199,6 +188,50 @@ def test_prmsnorm_over_p(tmp_path: Path, made: Made) -> None:
     assert [(p, time.comparison.ratio) for p, time in found.points] == [(0.0625, 0.8), (0.5, 0.9)]
     assert found.whole is not None
     assert found.whole.comparison.ratio == 0.95
+
+
+def test_only_p_differs_along_a_line(tmp_path: Path, made: Made) -> None:
+    other = {"arm": "prmsnorm(p=0.25,eps=0.1)/composite", "norm_params": {"p": 0.25, "eps": 0.1}}
+    quarter = {"arm": "prmsnorm(p=0.25)/composite", "norm_params": {"p": 0.25}}
+    rows = [
+        model_level(made, "prmsnorm", 0.1, **other),
+        model_level(made, "prmsnorm", 0.9, **quarter),
+        model_level(made, "prmsnorm", 0.8),
+        model_level(made, "rmsnorm", 0.2, arm="rmsnorm(eps=0.1)/composite", norm_params={"eps": 0.1}),
+    ]
+    made("bench", tmp_path, rows)
+    _, places, _ = read(tmp_path)
+    (found,) = over_p(places)
+    assert [(p, time.comparison.ratio) for p, time in found.points] == [(0.0625, 0.8), (0.25, 0.9)]
+    assert found.whole is None  # the RMSNorm there is another
+
+
+def test_parameters_are_taken_from_the_row_or_from_the_name(tmp_path: Path, made: Made) -> None:
+    rows = [
+        model_level(made, "prmsnorm", 0.9, arm="prmsnorm(p=0.5)/composite"),
+        model_level(made, "prmsnorm", 0.8, arm="prmsnorm(p=0.25)/composite", norm_params={"p": 0.25}),
+    ]
+    arms = [arm("prmsnorm", arm=row["arm"]) for row in rows]  # arms that state none
+    made("bench", tmp_path, rows, arms=[{**one, "norm_params": None} for one in arms])
+    (bench,) = load_records(tmp_path).benches
+    assert [dict(one.params) for one in bench.comparisons] == [{"p": 0.5}, {"p": 0.25}]
+    assert [dict(one.params) for one in bench.arms] == [{"p": 0.5}, {"p": 0.25}]
+
+
+@pytest.mark.parametrize("shape", ["80\u00b2x1024", "\u0663x4", "x" * 50, "9" * 400])
+def test_shapes_that_are_none_stop_no_report(tmp_path: Path, made: Made, shape: str) -> None:
+    made("bench", tmp_path, [model_level(made, "rmsnorm", 0.9, shape=shape, level="layer")])
+    _, places, _ = read(tmp_path)
+    assert len(places) == 1
+
+
+def test_a_reduction_that_is_no_number_follows_from_the_ratio(tmp_path: Path, made: Made) -> None:
+    wild = {"time_reduction_pct": math.inf, "time_reduction_ci": [-math.inf, 3.0]}
+    made("bench", tmp_path, [model_level(made, "rmsnorm", 0.9, **wild)])
+    (row,) = load_records(tmp_path).benches[0].comparisons
+    assert (row.reduction, row.reduction_low, row.reduction_high) == tuple(
+        map(pytest.approx, (10.0, 8.0, 12.0))
+    )
 
 
 def test_one_p_is_no_line(tmp_path: Path, made: Made) -> None:

@@ -268,3 +268,39 @@ def test_another_studys_timings_are_not_this_ones(tmp_path: Path, made: Made) ->
 )
 def test_names_break_between_words_and_never_in_numbers(name: str, lines: list[str]) -> None:
     assert formatting.folded(name, 10).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"config": {"data": {"name": "wmt14"}}},
+        {"config": {"data": {"vocab_size": 32000}}},
+        {"config": {"trainer": {"accumulate": 4}}},
+        {"machine": {"hostname": "gpubox", "cpu": "Example CPU 9000"}},
+    ],
+)
+def test_a_step_of_other_data_or_of_another_machine_is_not_this_one(
+    tmp_path: Path, made: Made, other: dict[str, Any]
+) -> None:
+    data = {"name": "pydoc", "vocab_size": 512, "max_len": 64}
+    config = made("config", "layernorm", "gru", "lm", 1, data=data)
+    config["trainer"] = {"accumulate": 1, "max_steps": 300}
+    for norm in ("layernorm", "rmsnorm"):
+        own = config | {"norm": {"name": norm}}
+        made("run", tmp_path, norm, config=own)
+    made("bench", tmp_path, [made("comparison", ratio=0.9)], "own", config=config, created="2026-01-01")
+    strange = config | {"data": data} | other.get("config", {})
+    strange["data"] = data | strange["data"]
+    extra = {"machine": other["machine"]} if "machine" in other else {}
+    made(
+        "bench",
+        tmp_path,
+        [made("comparison", ratio=0.5)],
+        "new",
+        config=strange,
+        created="2026-02-02",
+        **extra,
+    )
+    built = build_report(tmp_path)
+    assert _saved(built.scorecard) == "10.0 % [8.0, 12.0]"
+    assert len(newest(step_times(load_records(tmp_path).benches))) == 2
