@@ -11,6 +11,7 @@ from rmsrepro.config.overrides import Override, split_override
 from rmsrepro.config.paths import group_choices, packaged_conf_dir
 from rmsrepro.config.study import StudyConfig, cell_name, higher_is_better
 from rmsrepro.paper.studies import study_jobs
+from rmsrepro.verbs.reporting import _timings
 from rmsrepro.verbs.studies import load_study, read_study, restricted, split_all
 
 OWN = """\
@@ -232,3 +233,17 @@ def test_names_and_directions() -> None:
     assert [higher_is_better(name) for name in ("val_loss", "test_bleu", "val_chrF", "val_accuracy")] == [
         False, True, True, True,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["quick", "smoke", "small", "multi30k", "paper"])
+def test_every_timing_of_a_built_in_study_composes(name: str) -> None:
+    study = load_study(name)
+    timings = _timings(study, [])
+    assert [job.label for job, _ in timings] == [
+        f"{timing.title} {cell}".rstrip() for timing in study.timings() for cell in timing.cells or [""]
+    ]
+    for job, prepared in timings:
+        assert prepared.settings.name == job.level
+        assert {norm["name"] for norm in prepared.norms} >= {"layernorm", "rmsnorm"}
+        if job.cell:
+            assert f"{prepared.base.model.name}/{prepared.base.task.name}" == job.cell

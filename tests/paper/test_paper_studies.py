@@ -99,6 +99,15 @@ LEVELS = replace(
 )  # fmt: skip
 
 
+def test_a_timing_gets_what_shapes_a_step_and_nothing_of_how_long_a_run_is() -> None:
+    study = replace(LEVELS, overrides=["trainer.accumulate=4", "trainer.max_steps=9", "precision=bf16-mixed"])
+    old, layer, gru, _ = bench_jobs(study)
+    for job in (old, gru):
+        assert {"trainer.accumulate=4", "precision=bf16-mixed"} <= set(job.overrides)
+    assert not any(text.startswith(("trainer.", "precision")) for text in layer.overrides)
+    assert not any("max_steps" in text for job in (old, layer, gru) for text in job.overrides)
+
+
 def test_timings_at_several_levels() -> None:
     old, layer, gru, transformer = bench_jobs(LEVELS)
     assert (old.level, old.label, old.variants) == ("step", "step gru/lm", (("norm=prmsnorm", "norm.p=0.5"),))
