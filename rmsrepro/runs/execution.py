@@ -261,9 +261,15 @@ class Run:
         self.interruption.deferring = False
         self._count_steps()
         text = explain(error)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
-        return self._close("failed", text)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
+        try:
+            return self._close("failed", text)
+        except OSError as problem:  # a full disk takes the record of the failure as well
+            (self.folder / "running.json").unlink(missing_ok=True)
+            self.say(f"{self.identity.run_id}: what became of it could not be recorded: {problem}")
+            return RunResult(self.identity.run_id, self.folder, "failed", error=text)
 
     def record_interruption(self) -> None:
         """Record an interrupted run; the same command goes on from its last checkpoint."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TrainConfig
-from rmsrepro.runs import callbacks
+from rmsrepro.runs import callbacks, execution
 from rmsrepro.runs.interruption import Interrupted
 from rmsrepro.runs.records import read_metrics
 from rmsrepro.runs.result import RunResult
@@ -253,6 +254,31 @@ def test_an_error_in_training_is_recorded(make_config: Make, monkeypatch: pytest
     assert record(result)["error"] == "RuntimeError: planted"
     assert record(result)["steps"] == 1
     assert "Traceback" in (result.path / "error.txt").read_text()
+
+
+def test_a_full_disk_ends_a_run_without_a_traceback(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the row, nor error.txt, nor result.json can be written."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise full
+
+    def begin(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(execution, "write_atomic", fail)
+        monkeypatch.setattr(execution.MetricsLog, "flush", fail)
+        fail()
+
+    monkeypatch.setattr(callbacks.RunCallback, "_record_training", begin)
+    config = make_config("gru", "lm")
+    result = train(config, console=QUIET)
+    assert (result.status, result.metrics) == ("failed", {})
+    assert "No space left on device" in (result.error or "")
+    assert not (result.path / "result.json").exists()
+    assert not (result.path / "running.json").exists()
+    monkeypatch.undo()
+    assert train(config, console=QUIET).status == "completed"  # the same command does it anew
 
 
 @pytest.mark.parametrize("folder", ["outputs", "results/of today"])
