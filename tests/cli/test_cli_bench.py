@@ -16,7 +16,7 @@ def test_a_bench_without_a_sound_baseline_exits_with_1(
 ) -> None:
     arms = [{"arm": "layernorm/composite", "status": "failed", "reason": "the loss is nan"}]
     result = {"status": status, "comparisons": [], "arms": arms}
-    prepared = SimpleNamespace(settings=SimpleNamespace(name="step"))
+    prepared = SimpleNamespace(settings=SimpleNamespace(name="step"), norms=[])
     monkeypatch.setattr(timing, "prepare_bench", lambda overrides: prepared)
     monkeypatch.setattr(
         timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
@@ -57,7 +57,9 @@ def test_the_table_fits_80_columns_and_its_doubts_stand_below_it(
     }
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(
-        timing, "prepare_bench", lambda overrides: SimpleNamespace(settings=SimpleNamespace(name="step"))
+        timing,
+        "prepare_bench",
+        lambda overrides: SimpleNamespace(settings=SimpleNamespace(name="step"), norms=[]),
     )
     monkeypatch.setattr(
         timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
@@ -153,3 +155,22 @@ def test_an_arm_that_one_cell_lacks_is_told_with_the_cell() -> None:
         for cell, status in (("a", "measured"), ("b", "failed"), ("c", "measured"))
     ]
     assert bench_text.remarks({"comparisons": [], "arms": arms}) == ["x/torch: failed: off by 9 eps (b)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["norm=layernorm,rmsnorm"], True),
+        (["norm=layernorm,prmsnorm"], False),  # training takes composite for these as well
+        (["norm=layernorm,rmsnorm", "backend=composite"], False),
+    ],
+)
+def test_a_backend_that_nobody_named_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str], told: bool
+) -> None:
+    result = {"status": "completed", "comparisons": [], "arms": []}
+    monkeypatch.setattr(
+        timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
+    )
+    assert main(["bench", "bench=layer", *given]) == 0
+    assert ("backend=composite, since none was named" in capsys.readouterr().err) is told

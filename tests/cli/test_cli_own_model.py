@@ -146,7 +146,7 @@ def test_the_frameworks_share_is_told(monkeypatch: pytest.MonkeyPatch, capsys: A
         "comparisons": [],
         "extras": [row(trainer, bare, 5e-4), row(records, bare, 5.5e-4), row(records, trainer, 5e-5)],
     }
-    prepared = SimpleNamespace(settings=SimpleNamespace(name="step"))
+    prepared = SimpleNamespace(settings=SimpleNamespace(name="step"), norms=[])
     monkeypatch.setattr(timing, "prepare_bench", lambda overrides: prepared)
     monkeypatch.setattr(
         timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
