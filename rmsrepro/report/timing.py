@@ -125,7 +125,7 @@ def step_time_of(cell: Cell, arm: Arm, times: Sequence[StepTime]) -> StepTime | 
             and (not time.measured or (c.plain_baseline == cell.baseline and c.like_for_like))
             and cell.backend in ("", c.backend)
             # Before anything was trained nobody knows a cell's size, but for the timings of its own study.
-            and (cell.settings or time.study)
+            and (bool(cell.settings) or bool(time.study))
             # Of another machine than the runs' a page shows it among all timings, and nowhere as theirs.
             and (not machines or time.machine in machines)
             and same_step(time.settings, cell.settings)
