@@ -28,6 +28,12 @@ def resolved(norm: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def whole(norm: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All parameters of a norm that is given these; those alone, where it is not to be had here."""
+    found = resolved(norm, given)
+    return given if found is None else found
+
+
 def same_parameters(norm: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a norm given `one` is the norm given `other`; as given, where it is not to be had here."""
     first, second = resolved(norm, one), resolved(norm, other)

@@ -47,6 +47,10 @@ RULES = (
 """The text of the rules, in the order in which they apply."""
 
 
+TIME_UNIT = "% less time"
+"""Of what is measured for a time."""
+
+
 class ClaimOutcome(Enum):
     """What a claim comes to."""
 
@@ -93,7 +97,7 @@ def judge_time(
 
     def found(outcome: ClaimOutcome, reason: str) -> Judgement:
         interval = None if math.isnan(low) else (low, high)
-        return Judgement(outcome, reason, relation, timing.reduction, interval, "% less time", where)
+        return Judgement(outcome, reason, relation, timing.reduction, interval, TIME_UNIT, where)
 
     if not timing.trusted:
         flags = f": {'; '.join(timing.flags)}" if timing.flags else ""

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rmsrepro.paper.claims import Metric
-from rmsrepro.paper.rules import ClaimOutcome
+from rmsrepro.paper.rules import TIME_UNIT, ClaimOutcome
 from rmsrepro.paper.verdicts import ClaimVerdict, counts
 
 WIDTH = 79
-TIME_UNIT = "% less time"
+HEADLINE = "headline"
+"""With what the ids of the headline and its two halves begin: they stand first."""
 
 
 def claims_text(verdicts: Sequence[ClaimVerdict]) -> list[str]:
@@ -28,7 +29,7 @@ def claims_text(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     rest = [one for one in there if one not in (*times, *qualities, *properties)]
     untestable = sum(not one.testable for one in verdicts)
     total = f"{len(verdicts)} claims of the paper: {_counted(verdicts)} ({untestable} cannot be tested here)"
-    headline = [one for one in rest if one.claim.id.startswith("headline")]
+    headline = [one for one in rest if one.claim.id.startswith(HEADLINE)]
     return [
         *_other_lines("the headline, and its halves", headline),
         *_property_lines(properties),

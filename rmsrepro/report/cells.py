@@ -16,7 +16,7 @@ from rmsrepro.config.later import is_as_before
 from rmsrepro.config.study import StudyConfig, cell_name
 from rmsrepro.norms import norm_info
 from rmsrepro.norms.params import same_value
-from rmsrepro.norms.settings import resolved
+from rmsrepro.norms.settings import whole
 from rmsrepro.report.formatting import NORM_TITLES, norm_title
 from rmsrepro.report.labels import differences
 from rmsrepro.report.parameters import Names, key_of, names_of, settings_of, value_text
@@ -306,9 +306,7 @@ def _label(norm: str, study: StudyConfig) -> str:
 
 def _has(arm: Arm, given: Mapping[str, Any]) -> bool:
     """Whether an arm is its norm with these parameters; of one that is not to be had, as far as it says."""
-    whole = resolved(arm.norm, given)
-    wanted = given if whole is None else whole
-    return all(same_value(arm.params.get(key), value) for key, value in wanted.items())
+    return all(same_value(arm.params.get(key), value) for key, value in whole(arm.norm, given).items())
 
 
 def _fits(arm: Arm, given: Mapping[str, Any]) -> tuple[int, int, float]:

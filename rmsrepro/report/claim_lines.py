@@ -11,17 +11,15 @@ from itertools import groupby
 import pandas as pd
 
 from rmsrepro.paper import ClaimOutcome, ClaimVerdict, Metric, ledger
+from rmsrepro.paper.rules import TIME_UNIT
 from rmsrepro.paper.statements import counterpart
-from rmsrepro.paper.text import TIME_UNIT
+from rmsrepro.paper.text import HEADLINE
 from rmsrepro.report import formatting
 
 COLUMNS = [
     *("id", "table", "task", "framework", "model", "norm", "metric", "printed", "paper_pct", "paper_sd"),
     *("relation", "verdict", "measured", "low", "high", "confidence", "unit", "where", "reason", "command"),
 ]
-
-HEADLINE = "headline"
-"""With what the ids of the headline and its two halves begin: they stand first."""
 
 
 @dataclass(frozen=True)

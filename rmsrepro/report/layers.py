@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rmsrepro.norms.settings import resolved
+from rmsrepro.norms.settings import whole
 from rmsrepro.report.parameters import Names, key_of
 from rmsrepro.report.records import BenchRecord, TimedArm, machine_name
 from rmsrepro.report.savings import MODES, arm_order
@@ -25,8 +25,7 @@ class LayerTime:
 
     def label(self, names: Names) -> str:
         """`RMSNorm, torch`."""
-        params = resolved(self.arm.norm, self.arm.params) or self.arm.params
-        return f"{names.title(self.arm.norm, params)}, {self.arm.backend}"
+        return f"{names.given(self.arm.norm, self.arm.params)}, {self.arm.backend}"
 
 
 def layer_times(benches: Iterable[BenchRecord], times: Sequence[StepTime]) -> list[LayerTime]:
@@ -43,7 +42,7 @@ def layer_times(benches: Iterable[BenchRecord], times: Sequence[StepTime]) -> li
                 continue
             machine = machine_name(bench.machine)
             place = (arm.mode, arm.shape, arm.dtype, arm.device, arm.threads, machine)
-            key = (*place, arm.norm, arm.backend, key_of(resolved(arm.norm, arm.params) or dict(arm.params)))
+            key = (*place, arm.norm, arm.backend, key_of(whole(arm.norm, arm.params)))
             order.setdefault(place, len(order))
             found.setdefault(key, LayerTime(_title(arm), arm, _saving(arm, bench, times)))
     rows = sorted(

@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 import rmsrepro
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.norms.settings import resolved
+from rmsrepro.norms.settings import whole
 from rmsrepro.paper import RULES as CLAIM_RULES
 from rmsrepro.paper import PrintedTime
 from rmsrepro.report import drawing, figures, forests, formatting, p_figures, time_figures
@@ -203,8 +203,7 @@ def _counts(runs: Sequence[RunRecord]) -> list[tuple[str, int]]:
 
 def _timed_norm(names: Names, norm: str, given: Mapping[str, Any]) -> str:
     """A norm as a bench names it, with the parameters that tell it from its other settings on the page."""
-    found = resolved(norm, given)
-    return norm + names.suffix(norm, given if found is None else found)
+    return norm + names.suffix(norm, whole(norm, given))
 
 
 @dataclass(frozen=True)

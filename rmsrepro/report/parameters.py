@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rmsrepro.norms.settings import resolved
+from rmsrepro.norms.settings import resolved, whole
 from rmsrepro.report.formatting import norm_title
 from rmsrepro.report.records import Comparison, RunRecord
 
@@ -45,6 +45,10 @@ class Names:
         apart = self._apart.get(norm, set())
         shown = ", ".join(f"{key}={value_text(value)}" for key, value in params.items() if key in apart)
         return f" ({shown})" if shown else ""
+
+    def given(self, norm: str, given: Mapping[str, Any]) -> str:
+        """The title of a norm by the parameters that it was given."""
+        return self.title(norm, whole(norm, given))
 
     def title(self, norm: str, params: Mapping[str, Any]) -> str:
         """`pRMSNorm (p=0.25)`."""

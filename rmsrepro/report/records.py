@@ -175,17 +175,12 @@ class TimedArm:
     params: Mapping[str, Any]
     backend: str
     role: str
-    status: str
-    """measured, unavailable or failed."""
-    reason: str
     median_s: float
     """Seconds of a step."""
     gb_per_s: float
     """Bytes that the equation needs, in 1e9 a second."""
     copy_share: float
     """Of the speed of a copy of the same input in the same rounds; 1 is as fast."""
-    flops: float
-    """Operations of a step by the equation."""
     peak_bytes: float
     """What the tensors of one step take at once."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmsrepro.config.study import cell_name
-from rmsrepro.norms.settings import resolved
+from rmsrepro.norms.settings import whole
 from rmsrepro.report.formatting import NORM_TITLES, interval, join, number
 from rmsrepro.report.labels import telling
 from rmsrepro.report.parameters import Names, key_of
@@ -132,8 +132,7 @@ def _facts(time: StepTime) -> dict[str, Any]:
 
 def part_read(norm: str, params: Mapping[str, Any]) -> float | None:
     """The part of a vector that a norm's statistic reads (p of pRMSNorm); None for a norm without p."""
-    whole = resolved(norm, params) or dict(params)
-    p = whole.get("p")
+    p = whole(norm, params).get("p")
     return float(p) if isinstance(p, int | float) else None
 
 
@@ -163,7 +162,7 @@ def remaining(places: Sequence[Place], names: Names) -> list[Remaining]:
         for time in place.times:
             c = time.comparison
             if c.plain_norm != "none":
-                label = names.title(c.plain_norm, resolved(c.plain_norm, c.params) or c.params)
+                label = names.given(c.plain_norm, c.params)
                 found.setdefault(label, (c.plain_norm, {}))[1][c.backend] = time
         rows += [Remaining(place, norm, label, by_backend) for label, (norm, by_backend) in found.items()]
     return rows
@@ -227,9 +226,7 @@ def shares(places: Sequence[Place], names: Names) -> list[Share]:
             if without is None:
                 continue
             bare = without.comparison
-            label = names.title(
-                bare.plain_baseline, resolved(bare.plain_baseline, bare.baseline_params) or {}
-            )
+            label = names.given(bare.plain_baseline, bare.baseline_params)
             found.append(
                 Share(
                     *(place, bare.plain_baseline, label, backend),
@@ -240,7 +237,7 @@ def shares(places: Sequence[Place], names: Names) -> list[Share]:
                 c = time.comparison
                 if c.backend != backend or c.plain_norm == "none" or time.bench_id != without.bench_id:
                     continue
-                label = names.title(c.plain_norm, resolved(c.plain_norm, c.params) or c.params)
+                label = names.given(c.plain_norm, c.params)
                 trusted = c.trusted and bare.trusted
                 found.append(
                     Share(
@@ -287,5 +284,5 @@ def over_p(places: Sequence[Place]) -> list[OverP]:
 def _besides_p(time: StepTime) -> str:
     """The parameters that RMSNorm has as well."""
     c = time.comparison
-    whole = resolved(c.plain_norm, c.params) or dict(c.params)
-    return key_of({key: value for key, value in whole.items() if key not in ("p", "k_rule")})
+    every = whole(c.plain_norm, c.params)
+    return key_of({key: value for key, value in every.items() if key not in ("p", "k_rule")})

@@ -8,7 +8,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from rmsrepro.norms.settings import resolved
 from rmsrepro.paper import PrintedTime
 from rmsrepro.report import formatting
 from rmsrepro.report.drawing import SYMBOLS, Figure, colour, error_bars, safe
@@ -38,19 +37,19 @@ def reduction_forest(
         return None
     figure, height = frame([(place.title, _label(names, time)) for place, time in rows])
     height += 20  # for the legend
-    reductions: list[float] = []
+    printed_pct: list[float] = []
     for y, (place, time) in zip(places([place.title for place, _ in rows]), rows, strict=True):
         figure.add_traces(_row(y, names, time, place.title))
         own = [one for one in printed if _is_of(one, time)]
-        reductions += [one.reduction.pct for one in own]
+        printed_pct += [one.reduction.pct for one in own]
         figure.add_traces([_printed(y + 0.24, one) for one in own])
-    for name, trace in _legend(baseline, any(_is_of(one, time) for one in printed for _, time in rows)):
+    for name, trace in _legend(baseline, with_paper=bool(printed_pct)):
         figure.add_trace(trace.update(name=name, showlegend=True, x=[None], y=[None]))
     figure.add_vline(x=0, line={"width": 1, "color": GREY})
     figure.update_layout(height=height)
     figure.update_xaxes(
         title_text=safe(f"% less time than {baseline}, same backend (95 %)"),
-        range=_range(reductions, [time for _, time in rows]),
+        range=_range(printed_pct, [time for _, time in rows]),
     )
     return Figure("time-forest", f"Time saved against {baseline}", figure, height)
 
@@ -70,7 +69,7 @@ def _range(centres: Sequence[float], times: Sequence[StepTime]) -> list[float]:
     return [low - room, high + room]
 
 
-def _legend(baseline: str, with_paper: bool) -> list[tuple[str, go.Scatter]]:
+def _legend(baseline: str, *, with_paper: bool) -> list[tuple[str, go.Scatter]]:
     marks = [
         (
             f"{safe(baseline)} against itself (A/A)",
@@ -89,12 +88,7 @@ def _marks(shade: str, symbol: str) -> dict[str, Any]:
 
 def _label(names: Names, time: StepTime) -> str:
     c = time.comparison
-    return f"{_title(names, time)}, {c.backend}"
-
-
-def _title(names: Names, time: StepTime) -> str:
-    c = time.comparison
-    return names.title(c.plain_norm, resolved(c.plain_norm, c.params) or c.params)
+    return f"{names.given(c.plain_norm, c.params)}, {c.backend}"
 
 
 def _is_of(one: PrintedTime, time: StepTime) -> bool:

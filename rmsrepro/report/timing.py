@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmsrepro.config.study import higher_is_better
-from rmsrepro.norms.settings import resolved, same_parameters
+from rmsrepro.norms.settings import resolved, same_parameters, whole
 from rmsrepro.report import formatting
 from rmsrepro.report.cells import Arm, Cell, flatten
 from rmsrepro.report.parameters import key_of
@@ -85,7 +85,7 @@ def newest(times: Sequence[StepTime]) -> list[StepTime]:
     for time in times:
         c = time.comparison
         norms = [
-            (norm, key_of(given if (whole := resolved(norm, given)) is None else whole))
+            (norm, key_of(whole(norm, given)))
             for norm, given in ((c.plain_norm, c.params), (c.plain_baseline, c.baseline_params))
         ]
         kept.setdefault((*place_key(time), *norms, c.backend, c.baseline_backend), time)
