@@ -54,7 +54,7 @@ goes on when it is not.
   task=translation  data=cldr|multi30k|wmt14|parallel_files
                     data.path=FOLDER    for text_files and parallel_files
   placement=pre|post|sandwich|res_post  sites=[gates_x,cand_x] in a GRU
-  backend=auto|composite|torch          precision=32|bf16-mixed
+  backend=auto|fused|torch|compiled|composite    precision=32|bf16-mixed
   optim.lr=3e-3 trainer.max_steps=300 model.d_model=128 seed=1
   experiment=NAME    a ready set of values (conf/experiment)
   show=true          print the composed config and where its parts come from
@@ -143,7 +143,8 @@ table 1), cost, where settings of eps part. Prints the card and writes it to
 outputs/cards/NAME.json, or with parameters to NAME-eps_1e-06.json. Fails (1)
 when a check does.
 
-  dim=64                    width         backend=composite|torch
+  dim=64                    width
+  backend=composite         or fused, torch, compiled, auto
   plugins=[module,...]      modules that register norms
   out_dir=DIR               where outputs go
   show=true                 print what would be measured, and stop""",

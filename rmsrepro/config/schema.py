@@ -50,6 +50,11 @@ class Backend(Enum):
     """Primitive tensor operations, as the paper's own code; takes every norm."""
     torch = "torch"
     """`F.layer_norm` and `F.rms_norm`: layernorm, layernorm_nobias, and rmsnorm with eps inside the root."""
+    compiled = "compiled"
+    """Inductor over the composite norms; takes every norm, and seconds at each one's first call. Needs a C++
+    compiler. `auto` never takes it."""
+    fused = "fused"
+    """This package's own kernels, for all norms but batchnorm, weightnorm, crmsnorm and dyt."""
 
 
 class Size(Enum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from rmsrepro.config.errors import nearest
-from rmsrepro.norms.backends import BACKENDS, BackendUnavailable, refusal, unavailable
+from rmsrepro.norms.backends import BACKENDS, BackendUnavailable, missing, not_here, refusal, unavailable
 from rmsrepro.norms.making import plain
 from rmsrepro.norms.params import NormParams
 from rmsrepro.norms.registry import NormInfo, norm_info, resolve_params
@@ -23,7 +23,8 @@ def build_norm(name: str, dim: int, *, backend: str = "auto", **params: Any) -> 
     Args:
         name: a name of `list_norms()`, or an import string "pkg.module:Class".
         dim: size of the last dimension.
-        backend: composite, torch, or auto: torch's function where it is the norm asked for, else composite.
+        backend: fused, torch, compiled, composite, or auto: the fastest that has the norm, as
+            `resolve_backend` says.
         **params: the norm's parameters; see `norm_info(name).params_class`.
 
     Returns:
@@ -35,11 +36,11 @@ def build_norm(name: str, dim: int, *, backend: str = "auto", **params: Any) -> 
         ValueError: unknown norm or backend, a value out of range, `dim` not positive, or a norm of weights,
             which `normed_linear` builds.
         TypeError: unknown parameter, or a value of the wrong type.
-        BackendUnavailable: the backend does not run this norm with these parameters.
+        BackendUnavailable: the backend does not run this norm with these parameters, or not on this machine.
     """
     info = norm_info(name)
     resolved = resolve_params(name, **params)
-    used = _choose([_Arm(info, resolved)], backend)
+    used = _choose([_Arm(info, resolved)], backend).backend
     if info.scope == "weight":
         raise ValueError(
             f"{name} normalises the weights of a linear map and is no module on activations; use "
@@ -127,6 +128,11 @@ class NormSpec:
         return resolve_backend([self], self.backend)
 
     @property
+    def backend_note(self) -> str | None:
+        """Why `auto` took a slower backend than the norm has: what this machine lacks; else None."""
+        return choose_backend([self], self.backend).note
+
+    @property
     def resolved_params(self) -> dict[str, Any]:
         """All parameters as plain values (bool, int, float, str)."""
         return plain(resolve_params(self.name, **self.params))
@@ -152,40 +158,75 @@ class _Arm:
             return None if backend == "composite" else "it is a user's module, which counts as composite"
         return refusal(self.params, backend)
 
+    @property
+    def is_none(self) -> bool:
+        return self.info.name == "none"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `choose_backend` settled on."""
+
+    backend: str
+    note: str | None = None
+    """Why `auto` passed over a faster backend that has all the norms: what this machine lacks."""
+
 
 def resolve_backend(specs: Sequence[NormSpec], wanted: str) -> str:
     """Return the one backend in which all `specs` are run, so that like is compared with like.
 
-    auto takes torch when every arm has it, for F.layer_norm is several times faster than primitive
-    operations, and composite as soon as one arm (prmsnorm, eps outside, a user's norm) has no torch function.
-    `none` runs in any backend. Without a layernorm among the arms auto takes composite: on a CPU F.rms_norm
+    auto takes fused where every arm has it and its kernels can be had on this machine (they are built then,
+    which takes seconds the first time). Otherwise it takes torch when every arm has that and a layernorm is
+    among them, for F.layer_norm is several times faster than primitive operations, while on a CPU F.rms_norm
     is itself a chain of elementwise operations, no faster than composite and accurate over a narrower range.
+    Otherwise composite: a user's norm has nothing else. auto never takes compiled, which would spend seconds
+    on each norm and kind of input at its first call. `none` runs in any backend.
 
     Raises:
         ValueError: unknown backend.
-        BackendUnavailable: the wanted backend does not run one of the arms.
+        BackendUnavailable: the wanted backend does not run one of the arms, or not on this machine.
     """
+    return choose_backend(specs, wanted).backend
+
+
+def choose_backend(specs: Sequence[NormSpec], wanted: str) -> Choice:
+    """Return the backend as `resolve_backend` does, and what to note about the choice."""
     return _choose(
         [_Arm(norm_info(one.name), resolve_params(one.name, **one.params)) for one in specs], wanted
     )
 
 
-def _choose(arms: Sequence[_Arm], wanted: str) -> str:
+def _choose(arms: Sequence[_Arm], wanted: str) -> Choice:
     if wanted not in (*BACKENDS, "auto"):
         choices = ("auto", *BACKENDS)
         raise ValueError(
             f"there is no backend {wanted!r}{nearest(wanted, choices)}; backends are {', '.join(choices)}"
         )
     if wanted == "auto":
-        worth_it = any(arm.info.name in _FASTER_IN_TORCH for arm in arms)
-        return "torch" if worth_it and all(arm.refusal("torch") is None for arm in arms) else "composite"
+        return _fastest(arms)
     for arm in arms:
         reason = arm.refusal(wanted)
         if reason is not None:
             raise BackendUnavailable(
                 unavailable(arm.info.name, wanted, reason, of_user=arm.info.factory is not None)
             )
-    return wanted
+    lacking = None if all(arm.is_none for arm in arms) else missing(wanted)
+    if lacking is not None:
+        raise BackendUnavailable(not_here(wanted, lacking))
+    return Choice(wanted)
+
+
+def _fastest(arms: Sequence[_Arm]) -> Choice:
+    note = None
+    # Arms without a norm alone are no reason to build kernels.
+    if not all(arm.is_none for arm in arms) and all(arm.refusal("fused") is None for arm in arms):
+        lacking = missing("fused")
+        if lacking is None:
+            return Choice("fused")
+        note = f"not the fused kernels: {lacking}"
+    worth_it = any(arm.info.name in _FASTER_IN_TORCH for arm in arms)
+    use_torch = worth_it and all(arm.refusal("torch") is None for arm in arms)
+    return Choice("torch" if use_torch else "composite", note)
 
 
 _FASTER_IN_TORCH = frozenset({"layernorm", "layernorm_nobias"})

@@ -2,16 +2,23 @@
 
 composite: primitive tensor operations, as the paper's own code has them; takes every norm.
 torch: the functions that torch ships; takes layernorm, layernorm_nobias and rmsnorm with eps inside the root.
+compiled: Inductor, the compiler of torch.compile, over the composite norms; takes every norm. Each kernel is
+    compiled when it is first called, which takes seconds.
+fused: kernels of this package, one forwards and one backwards; takes layernorm, rmsnorm, prmsnorm, l2norm and
+    their relatives, but not crmsnorm.
 
 `refusal` answers without torch whether a backend takes a set of parameters, so that a configuration can be
-checked before anything heavy is imported.
+checked before anything heavy is imported. `missing` answers whether this machine can run a backend at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rmsrepro.norms.backends.fused.rule import Rule
+from rmsrepro.norms.backends.toolchain import why_no_compiler, why_no_kernels
 from rmsrepro.norms.params import (
     Casting,
     LayerNormNoBiasParams,
@@ -27,18 +34,21 @@ if TYPE_CHECKING:
 Kernel: TypeAlias = "Callable[[Tensor, Tensor | None, Tensor | None], Tensor]"
 """(x (..., dim), gain (dim,) | None, bias (dim,) | None) -> (..., dim) in x's dtype."""
 
-BACKENDS = ("torch", "composite")
-"""Fastest first: the order in which `auto` tries them."""
+BACKENDS = ("fused", "torch", "compiled", "composite")
+"""Fastest first. `auto` tries all but compiled, whose first call takes seconds, in this order."""
 
 
 class BackendUnavailable(ValueError):
-    """The backend has no implementation of this norm with these parameters."""
+    """The backend has no implementation of this norm with these parameters, or cannot run on this machine."""
 
 
 def refusal(params: Any, backend: str) -> str | None:
     """Return why `backend` cannot run a built-in norm with these parameters, or None when it can."""
-    if backend == "composite" or isinstance(params, NoneParams):
+    if backend in ("composite", "compiled") or isinstance(params, NoneParams):
         return None
+    if backend == "fused":
+        # Whether the rule covers a norm does not depend on the width.
+        return "the fused kernels do not cover it" if Rule.of(params, 1) is None else None
     if isinstance(params, LayerNormParams | LayerNormNoBiasParams):
         function = "F.layer_norm"
     elif isinstance(params, RMSNormParams):
@@ -56,23 +66,45 @@ def refusal(params: Any, backend: str) -> str | None:
     return None
 
 
+def missing(backend: str) -> str | None:
+    """Return what this machine lacks to run `backend`, with what to do about it, or None."""
+    if backend == "compiled":
+        return why_no_compiler()
+    if backend == "fused":
+        return why_no_kernels()
+    return None
+
+
 def make_kernel(params: NormParams, dim: int, backend: str) -> Kernel:
     """Return the kernel of a built-in norm.
 
     Raises:
-        BackendUnavailable: the backend does not take these parameters.
+        BackendUnavailable: the backend does not take these parameters, or cannot run on this machine.
     """
     reason = refusal(params, backend)
+    if reason is None and not isinstance(params, NoneParams):
+        reason = missing(backend)
+        if reason is not None:
+            raise BackendUnavailable(not_here(backend, reason))
     if reason is not None:
         raise BackendUnavailable(unavailable(params.norm, backend, reason))
-    # Imported here: the module above is read without torch.
-    from rmsrepro.norms.backends import composite, torch_native
+    # A module at a time, and not above: this one is read without torch.
+    maker: Callable[[NormParams, int], Kernel] = import_module(_MAKERS[backend]).make_kernel
+    return maker(params, dim)
 
-    makers: Mapping[str, Callable[[NormParams, int], Kernel]] = {
-        "composite": composite.make_kernel,
-        "torch": torch_native.make_kernel,
-    }
-    return makers[backend](params, dim)
+
+_MAKERS = {
+    "fused": f"{__name__}.fused.kernel",
+    "torch": f"{__name__}.torch_native",
+    "compiled": f"{__name__}.compiled",
+    "composite": f"{__name__}.composite",
+}
+"""The modules whose `make_kernel(params, dim)` makes a backend's kernels."""
+
+
+def not_here(backend: str, reason: str) -> str:
+    """The message of BackendUnavailable where the machine lacks what a backend needs."""
+    return f"backend={backend} cannot run here: {reason}; or use backend=composite"
 
 
 def unavailable(name: str, backend: str, reason: str, *, of_user: bool = False) -> str:
