@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from rmsrepro.norms.backends import make_kernel
 from rmsrepro.norms.backends.composite import LOW_PRECISION, VANISHING, finish, vector_norm
 from rmsrepro.norms.module import NormModule
 from rmsrepro.norms.params import BatchNormParams
@@ -57,6 +59,8 @@ class BatchNorm(NormModule[BatchNormParams]):
         self.register_buffer("running_mean", torch.zeros(self.dim))
         self.register_buffer("running_var", torch.ones(self.dim))
         self._pooled: _Pooled | None = None
+        self._by_batch = make_kernel(self.params, self.dim, backend, of_batch)
+        self._by_running = make_kernel(self.params, self.dim, backend, of_running)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -76,47 +80,13 @@ class BatchNorm(NormModule[BatchNormParams]):
                 f"{self.params.norm}: a mask for the shape {tuple(x.shape)} has the shape "
                 f"{tuple(x.shape[:-1])}, got {tuple(mask.shape)}"
             )
-        wide = x.float() if x.dtype in LOW_PRECISION else x
-        if self.training:
-            centred, std = self._of_batch(wide, mask)
-        else:
-            centred = wide - self.running_mean.to(wide.dtype)
-            std = self.running_var.to(wide.dtype).sqrt()
-        return finish(centred * self._reciprocal(std), self.weight, self.bias, x.dtype)
-
-    def _of_batch(self, wide: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return x less the batch's mean, and the batch's standard deviation (dim,)."""
-        rows = wide.reshape(-1, self.dim)
-        if mask is None:
-            count = rows.new_tensor(float(max(rows.shape[0], 1)))
-            mean = _finite(rows.sum(0) / count)
-            off = rows - mean
-        else:
-            outside = ~mask.reshape(-1, 1)
-            count = mask.sum().clamp_min(1).to(rows.dtype)
-            mean = _finite(rows.masked_fill(outside, 0.0).sum(0) / count)
-            off = (rows - mean).masked_fill(outside, 0.0)
-        # Divided by the largest of them first: squares of 1e19 overflow, those of 1e-23 underflow. The factor
-        # is a constant of the graph, as it cancels.
-        size = off.detach().abs().amax(0) if off.shape[0] else off.new_ones(self.dim)
-        size = size.masked_fill(size == 0, 1.0)
-        length = vector_norm(off / size, dim=0)
-        std = length * (size / count.sqrt())
-        self._count_in(mean.detach(), (length * size).detach(), count)
-        return wide - mean, std
-
-    def _reciprocal(self, std: Tensor) -> Tensor:
-        """Return 1 / sqrt(std^2 + eps), or 1 / (std + eps); 0 where that denominator is 0."""
-        eps = self.params.eps
-        if self.params.outside:
-            denominator = std + eps
-        else:
-            # hypot has no gradient at (0, 0), so its second argument never is 0.
-            root = std.new_tensor(max(eps**0.5, torch.finfo(std.dtype).tiny))
-            denominator = torch.hypot(std, root)
-        vanished = denominator < VANISHING[denominator.dtype]
-        root = denominator.masked_fill(vanished, torch.inf).rsqrt()
-        return root * root
+        if not self.training:
+            y: Tensor = self._by_running(x, self.weight, self.bias, self.running_mean, self.running_var)
+            return y
+        flat = None if mask is None else mask.reshape(-1)
+        y, mean, length, count = self._by_batch(x, self.weight, self.bias, flat)
+        self._count_in(mean, length, count)
+        return y
 
     def _count_in(self, mean: Tensor, length: Tensor, count: Tensor) -> None:
         """Add a call's statistics; `length` is the root of the summed squared distances."""
@@ -147,6 +117,80 @@ class BatchNorm(NormModule[BatchNormParams]):
             mean = pooled.mean / pooled.count.clamp_min(1)
             assert isinstance(pooled.square, Tensor)
             self._update(mean, pooled.square / pooled.freedom.clamp_min(1), pooled.freedom)
+
+
+# ------------------------------------------------------------------------------- what it computes
+
+
+def of_batch(params: BatchNormParams, dim: int) -> Callable[..., tuple[Tensor, ...]]:
+    """Return what training computes, as a function of (x (..., dim), gain, bias, mask (rows,) | None).
+
+    It gives y, and of the counted rows: the mean (dim,), the root of the summed squared distances to it
+    (dim,), and their number.
+    """
+    return partial(_of_batch, params.eps, params.outside, dim)
+
+
+def of_running(params: BatchNormParams, dim: int) -> Callable[..., Tensor]:
+    """Return what evaluation computes, as a function of (x (..., dim), gain, bias, mean, var)."""
+    return partial(_of_running, params.eps, params.outside)
+
+
+def _of_batch(
+    eps: float,
+    outside: bool,
+    dim: int,
+    x: Tensor,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+) -> tuple[Tensor, ...]:
+    wide = x.float() if x.dtype in LOW_PRECISION else x
+    rows = wide.reshape(-1, dim)
+    if mask is None:
+        count = rows.new_full((), max(rows.shape[0], 1))
+        mean = _finite(rows.sum(0) / count)
+        off = rows - mean
+    else:
+        padding = ~mask.unsqueeze(-1)
+        count = mask.sum().clamp_min(1).to(rows.dtype)
+        mean = _finite(rows.masked_fill(padding, 0.0).sum(0) / count)
+        off = (rows - mean).masked_fill(padding, 0.0)
+    # Divided by the largest of them first: squares of 1e19 overflow, those of 1e-23 underflow. The factor
+    # is a constant of the graph, as it cancels.
+    size = off.detach().abs().amax(0) if off.shape[0] else off.new_ones(dim)
+    size = size.masked_fill(size == 0, 1.0)
+    length = vector_norm(off / size, dim=0)
+    std = length * (size / count.sqrt())
+    y = finish((wide - mean) * _reciprocal(std, eps, outside), gain, bias, x.dtype)
+    return y, mean.detach(), (length * size).detach(), count
+
+
+def _of_running(
+    eps: float,
+    outside: bool,
+    x: Tensor,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+) -> Tensor:
+    wide = x.float() if x.dtype in LOW_PRECISION else x
+    std = var.to(wide.dtype).sqrt()
+    return finish((wide - mean.to(wide.dtype)) * _reciprocal(std, eps, outside), gain, bias, x.dtype)
+
+
+def _reciprocal(std: Tensor, eps: float, outside: bool) -> Tensor:
+    """Return 1 / sqrt(std^2 + eps), or 1 / (std + eps); 0 where that denominator is 0."""
+    if outside:
+        denominator = std + eps
+    else:
+        # hypot has no gradient at (0, 0), so its second argument never is 0.
+        root = std.new_tensor(max(eps**0.5, torch.finfo(std.dtype).tiny))
+        denominator = torch.hypot(std, root)
+    vanished = denominator < VANISHING[denominator.dtype]
+    root = denominator.masked_fill(vanished, torch.inf).rsqrt()
+    return root * root
 
 
 def _finite(mean: Tensor) -> Tensor:

@@ -66,13 +66,13 @@ def build_weight_norm(spec: NormSpec, rows: int) -> nn.Module:
     resolved = resolve_params(spec.name, **spec.params)
     if info.scope != "weight":
         raise ValueError(f"{spec.name} is a norm of activations; use build_norm")
-    _choose([_Arm(info, resolved)], spec.backend)
+    used = _choose([_Arm(info, resolved)], spec.backend).backend
     if info.factory is not None:
         return _build_users(info, resolved, rows)
 
     from rmsrepro.norms.linear import WeightNorm
 
-    return WeightNorm(rows, resolved)
+    return WeightNorm(rows, resolved, backend=used)
 
 
 def _build_users(info: NormInfo, params: Any, dim: int) -> nn.Module:

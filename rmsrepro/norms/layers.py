@@ -12,11 +12,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rmsrepro.norms.backends import make_kernel
 from rmsrepro.norms.backends.composite import LOW_PRECISION, finish
 from rmsrepro.norms.module import ActivationNorm, NormModule
 from rmsrepro.norms.params import (
@@ -162,6 +164,7 @@ class DyT(NormModule[DyTParams]):
 
     def __init__(self, dim: int, params: DyTParams | None = None, *, backend: str = "composite") -> None:
         super().__init__(dim, params, backend=backend)
+        self._kernel = make_kernel(self.params, self.dim, backend, squashing)
         self.alpha = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
@@ -173,8 +176,19 @@ class DyT(NormModule[DyTParams]):
     def forward(self, x: Tensor) -> Tensor:
         """Squash x (..., dim); ValueError where the last dimension is not `dim`."""
         self.check_input(x)
-        wide = x.float() if x.dtype in LOW_PRECISION else x
-        return finish(torch.tanh(self.alpha * wide), self.weight, self.bias, x.dtype)
+        y: Tensor = self._kernel(x, self.weight, self.bias, self.alpha)
+        return y
+
+
+def squashing(params: DyTParams, dim: int) -> Callable[..., Tensor]:
+    """Return what DyT computes, as a function of (x (..., dim), gain, bias, alpha (1,))."""
+    return squash
+
+
+def squash(x: Tensor, gain: Tensor | None, bias: Tensor | None, alpha: Tensor) -> Tensor:
+    """Return tanh(alpha * x) * gain + bias in x's dtype, rounded once."""
+    wide = x.float() if x.dtype in LOW_PRECISION else x
+    return finish(torch.tanh(alpha * wide), gain, bias, x.dtype)
 
 
 class LlamaRMSNorm(ActivationNorm[LlamaRMSNormParams]):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rmsrepro.norms.backends.composite import LOW_PRECISION, row_scale
+from rmsrepro.norms.backends import make_kernel
+from rmsrepro.norms.backends.composite import LOW_PRECISION, RowScale, row_scale
 from rmsrepro.norms.factory import NormSpec, build_weight_norm
 from rmsrepro.norms.module import check_dim
 from rmsrepro.norms.params import WeightNormParams
@@ -21,6 +23,7 @@ class WeightNorm(nn.Module):
     Args:
         rows: how many rows.
         params: eps, eps_position (outside: / (|v_i| + eps)).
+        backend: composite or compiled.
 
     Attributes:
         weight: the gains g (rows,); ones until `match` is called.
@@ -30,10 +33,13 @@ class WeightNorm(nn.Module):
     notice: the scale of the data. It has no bias; the linear map keeps its own.
     """
 
-    def __init__(self, rows: int, params: WeightNormParams | None = None) -> None:
+    def __init__(
+        self, rows: int, params: WeightNormParams | None = None, *, backend: str = "composite"
+    ) -> None:
         super().__init__()
         self.dim = check_dim(rows)
         self.params = WeightNormParams() if params is None else params
+        self.backend = backend
         self.weight = nn.Parameter(torch.ones(self.dim))
         self.bias = None
         mark_norm(self, self.params.norm)
@@ -48,17 +54,26 @@ class WeightNorm(nn.Module):
             raise ValueError(
                 f"{self.params.norm} was built for {self.dim} rows, got the shape {tuple(v.shape)}"
             )
-        wide = v.float() if v.dtype in LOW_PRECISION else v
-        return (wide * self._scale(wide) * self.weight.unsqueeze(-1)).to(v.dtype)
+        w: Tensor = make_kernel(self.params, v.shape[-1], self.backend, row_normalising)(v, self.weight)
+        return w
 
     def match(self, v: Tensor) -> None:
         """Set the gains so that W is v, (rows, in): the map computes what it would without the norm."""
         with torch.no_grad():
             wide = v.float() if v.dtype in LOW_PRECISION else v
-            self.weight.copy_(self._scale(wide).squeeze(-1).reciprocal().nan_to_num(posinf=0.0))
+            scale = row_scale(self.params, wide.shape[-1], mean=False)(wide)
+            self.weight.copy_(scale.squeeze(-1).reciprocal().nan_to_num(posinf=0.0))
 
-    def _scale(self, wide: Tensor) -> Tensor:
-        return row_scale(self.params, wide.shape[-1], mean=False)(wide)
+
+def row_normalising(params: WeightNormParams, width: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what WeightNorm computes, as a function of (v (rows, width), gains (rows,))."""
+    return partial(normalise_rows, row_scale(params, width, mean=False))
+
+
+def normalise_rows(scale: RowScale, v: Tensor, gain: Tensor) -> Tensor:
+    """Return the rows of v scaled, each times its gain."""
+    wide = v.float() if v.dtype in LOW_PRECISION else v
+    return (wide * scale(wide) * gain.unsqueeze(-1)).to(v.dtype)
 
 
 class WeightNormLinear(nn.Linear):

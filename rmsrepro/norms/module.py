@@ -40,7 +40,7 @@ class NormModule(nn.Module, Generic[Params]):
     Args:
         dim: size of the last dimension of the input.
         params: the norm's parameters; the class's defaults when None.
-        backend: composite or torch.
+        backend: one of `BACKENDS`.
 
     Attributes:
         weight: gain (dim,), stored as its difference to `gain_offset`; None without gain.

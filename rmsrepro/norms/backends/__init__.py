@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Kernel: TypeAlias = "Callable[[Tensor, Tensor | None, Tensor | None], Tensor]"
 """(x (..., dim), gain (dim,) | None, bias (dim,) | None) -> (..., dim) in x's dtype."""
+Statement: TypeAlias = "Callable[[Any, int], Callable[..., Any]]"
+"""(params, dim) -> a norm in primitive operations: found under its module and name."""
 
 BACKENDS = ("fused", "torch", "compiled", "composite")
 """Fastest first. `auto` tries all but compiled, whose first call takes seconds, in this order."""
@@ -75,8 +77,17 @@ def missing(backend: str) -> str | None:
     return None
 
 
-def make_kernel(params: NormParams, dim: int, backend: str) -> Kernel:
+def make_kernel(
+    params: NormParams, dim: int, backend: str, statement: Statement | None = None
+) -> Callable[..., Any]:
     """Return the kernel of a built-in norm.
+
+    Args:
+        params: the norm's parameters.
+        dim: size of the last dimension.
+        backend: one of BACKENDS.
+        statement: for a norm that depends on more than x, gain and bias, what it is in primitive operations:
+            returned as it is for composite, compiled for compiled. No other backend takes such norms.
 
     Raises:
         BackendUnavailable: the backend does not take these parameters, or cannot run on this machine.
@@ -88,9 +99,11 @@ def make_kernel(params: NormParams, dim: int, backend: str) -> Kernel:
             raise BackendUnavailable(not_here(backend, reason))
     if reason is not None:
         raise BackendUnavailable(unavailable(params.norm, backend, reason))
+    if statement is not None and backend == "composite":
+        return statement(params, dim)
     # A module at a time, and not above: this one is read without torch.
-    maker: Callable[[NormParams, int], Kernel] = import_module(_MAKERS[backend]).make_kernel
-    return maker(params, dim)
+    maker: Callable[..., Kernel] = import_module(_MAKERS[backend]).make_kernel
+    return maker(params, dim) if statement is None else maker(params, dim, statement)
 
 
 _MAKERS = {

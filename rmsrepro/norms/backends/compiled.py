@@ -26,36 +26,30 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from rmsrepro.norms.backends import BackendUnavailable, Kernel, composite, not_here
+from rmsrepro.norms.backends import BackendUnavailable, Kernel, Statement, composite, not_here
 from rmsrepro.norms.params import NoneParams, NormParams
 
 MOST_VARIANTS = 64
 """Most kernels of one function: dtypes of input and parameters, layouts, one row. torch's own limit is 8."""
 
 
-def make_kernel(params: NormParams, dim: int) -> Kernel:
-    """Return the compiled kernel of a built-in norm of width `dim`; equal ones are one.
-
-    Raises:
-        TypeError: the norm has no kernel of x, gain and bias alone.
-    """
-    return composite.identity if isinstance(params, NoneParams) else _kernel(params, dim)
-
-
-@cache
-def _kernel(params: NormParams, dim: int) -> Compiled:
-    return Compiled(composite.make_kernel(params, dim), (_kernel, params, dim))
-
-
-@cache
-def compile_function(function: Callable[..., Any], *sizes: int) -> Compiled:
-    """Return `function` compiled, for inputs of the given `sizes` alone; equal ones are one.
+def make_kernel(params: NormParams, dim: int, statement: Statement = composite.make_kernel) -> Kernel:
+    """Return a compiled kernel of a built-in norm of width `dim`.
 
     Args:
-        function: as `Compiled` takes it, found under its module and name.
-        sizes: what the shapes of its inputs depend on, but for the number of rows.
+        statement: makes the function to compile from the same two, as `Compiled` takes it: the composite
+            kernel, or what the norm has instead.
+
+    Raises:
+        TypeError: the statement does not cover the norm.
     """
-    return Compiled(function, (compile_function, function, *sizes))
+    return composite.identity if isinstance(params, NoneParams) else compile_made(statement, params, dim)
+
+
+@cache
+def compile_made(statement: Statement, params: NormParams, dim: int) -> Compiled:
+    """Return `statement(params, dim)` compiled; equal ones are one, and so compiled once."""
+    return Compiled(statement(params, dim), (compile_made, statement, params, dim))
 
 
 class Compiled:
@@ -131,6 +125,8 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, compiled: Compiled, *args: Tensor | None) -> Any:
         ctx.compiled = compiled  # type: ignore[attr-defined]
+        # All that a backward pass may ask for. Each smaller selection would be a kernel of its own.
+        ctx.needs = ctx.needs_input_grad[1:]  # type: ignore[attr-defined]
         ctx.save_for_backward(*args)  # type: ignore[arg-type]
         ctx.set_materialize_grads(False)
         found = compiled.run(args)
@@ -140,10 +136,9 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> Any:
-        needs = tuple(ctx.needs_input_grad[1:])
         if upstream is None:
-            return None, *(None for _ in needs)
-        return None, *ctx.compiled.gradient(needs, upstream, ctx.saved_tensors)
+            return None, *(None for _ in ctx.needs)
+        return None, *ctx.compiled.gradient(ctx.needs, upstream, ctx.saved_tensors)
 
 
 def _first(found: Any) -> Any:
@@ -192,7 +187,8 @@ def _run(compiled: Callable[..., Any], args: Sequence[Tensor | None]) -> Any:
     """Call compiled code, without a graph, with the number of rows left open."""
     plain = [None if one is None else one.detach() for one in args]
     for one in plain:
-        if one is not None and one.ndim == 2:
+        # What has an entry for each row: x, the gradient of y, a mask. The rest are vectors of parameters.
+        if one is not None and (one.ndim == 2 or one.dtype is torch.bool):
             torch._dynamo.maybe_mark_dynamic(one, 0)
     x = args[0]
     assert x is not None
