@@ -13,9 +13,6 @@ INLINE void finish_streaming() {
 }
 
 template <class E>
-using Wide = typename Element<E>::Wide;
-
-template <class E>
 constexpr bool is_wide = sizeof(E) >= 4;
 
 // A row in the type of the sums: itself, or converted into `room`.
@@ -31,13 +28,8 @@ INLINE const Wide<E>* widened(const E* row, Wide<E>* room, int64_t n) {
 }
 
 template <class E>
-INLINE void narrowed(const Wide<E>* row, E* to, int64_t n, bool stream) {
-    walk<E>(0, n, [&](auto how, int64_t j) {
-        if (stream)
-            how.stream(to + j, how.load(row + j));
-        else
-            how.store(to + j, how.load(row + j));
-    });
+INLINE void narrowed(const Wide<E>* row, E* to, int64_t n) {
+    walk<E>(0, n, [&](auto how, int64_t j) { how.store(to + j, how.load(row + j)); });
 }
 
 // Parameters in the type of the sums: as they are where they have it, else converted into `room`.
@@ -74,20 +66,61 @@ void put_parameters(const W* from, void* to, int64_t dtype, int64_t begin, int64
     }
 }
 
-// y = round(round(c * r) * gain) + bias in E: `casting=before_gain`.
+// One row; `room` holds two more in the type of the sums. `ones` is given where c * r is rounded to E before the
+// product with the gain, and that before the bias: `casting=before_gain`.
 template <class E>
-__attribute__((noinline)) void normalise_rounded(const Wide<E>* a, const Plan<Wide<E>>& plan, const Wide<E>* ones,
-                                                 const Wide<E>* gain, const Wide<E>* bias, Wide<E>* room, E* y) {
-    typedef typename Element<E>::V V;
-    normalise<Wide<E>>(a, plan, ones, nullptr, room, false);
-    narrowed<E>(room, y, plan.n, false);
+void normalise(const E* a, const Plan<Wide<E>>& plan, const Wide<E>* ones, const Wide<E>* gain, const Wide<E>* bias,
+               Wide<E>* room, E* y, bool stream) {
+    const Wide<E>* factor = ones != nullptr ? ones : gain;
+    const Wide<E>* shift = ones != nullptr ? nullptr : bias;
+    const bool past = stream && ones == nullptr;
+    const Scale<Wide<E>> scale = plan.centred ? measure<E, true>(a, plan) : measure<E, false>(a, plan);
+    if (!scale.fits) {
+        Wide<E>* wide = room + padded(plan.n, sizeof(*room));
+        write_carefully(widened(a, room, plan.n), plan, factor, shift, wide);
+        narrowed(wide, y, plan.n);
+    } else if (plan.centred) {
+        write_row<E, true>(a, scale, factor, shift, y, plan.n, past);
+    } else {
+        write_row<E, false>(a, scale, factor, shift, y, plan.n, past);
+    }
+    if (ones == nullptr) return;
     walk<E>(0, plan.n, [&](auto how, int64_t j) {
         how.store(y + j, how.load(y + j) * how.load(gain + j));
-        if (bias != nullptr) {
-            const V product = how.load(y + j);
-            how.store(y + j, product + how.load(bias + j));
-        }
+        if (bias != nullptr) how.store(y + j, how.load(y + j) + how.load(bias + j));
     });
+}
+
+template <class E>
+void differentiate(const E* a, const E* dy, const E* extra, const Plan<Wide<E>>& plan, const Wide<E>* gain,
+                   Wide<E>* room, E* dx, Wide<E>* dgain, Wide<E>* dbias, bool stream) {
+    const Sums<Wide<E>> sums =
+        plan.centred ? measure_gradient<E, true>(a, dy, gain, plan) : measure_gradient<E, false>(a, dy, gain, plan);
+    if (!sums.scale.fits) {
+        const int64_t n = plan.n, width = padded(n, sizeof(*room));
+        Wide<E>* wide = room + 3 * width;
+        differentiate_carefully(widened(a, room, n), widened(dy, room + width, n),
+                                extra == nullptr ? nullptr : widened(extra, room + 2 * width, n), plan, gain, wide,
+                                dgain, dbias);
+        narrowed(wide, dx, n);
+    } else if (plan.centred) {
+        write_gradient<E, true>(a, dy, extra, sums, gain, dx, dgain, dbias, plan, stream);
+    } else {
+        write_gradient<E, false>(a, dy, extra, sums, gain, dx, dgain, dbias, plan, stream);
+    }
+}
+
+// Asks for a row that comes up soon. The processor's own guesses end with the page, and none are made while a
+// row is gone over for the second time.
+template <class E>
+INLINE void expect(const E* row, int64_t n) {
+    const char* at = reinterpret_cast<const char*>(row);
+    for (int64_t byte = 0; byte < n * int64_t(sizeof(E)); byte += 64) __builtin_prefetch(at + byte);
+}
+
+template <class E>
+INLINE int64_t rows_ahead(int64_t n) {
+    return 1 + 4096 / (n * int64_t(sizeof(E)) + 1);
 }
 
 template <class E>
@@ -107,14 +140,18 @@ int64_t forward(const ForwardCall& call) {
     const E* residual = static_cast<const E*>(call.residual);
     E* sum = static_cast<E*>(call.sum);
     E* y = static_cast<E*>(call.y);
+    const int64_t ahead = rows_ahead<E>(n);
     const bool stream =
         rows * n * int64_t(sizeof(E)) >= STREAM_BYTES && aligned(y) && n * int64_t(sizeof(E)) % 64 == 0;
     parallel(threads, [&](int64_t thread, int64_t threads) {
-        W* wide_x = room + (3 + 2 * thread) * width;
-        W* wide_y = wide_x + width;
+        W* rows_room = room + (3 + 2 * thread) * width;
         const int64_t last = rows * (thread + 1) / threads;
         for (int64_t row = rows * thread / threads; row < last; ++row) {
             const E* a = x + row * call.x_stride;
+            if (row + ahead < last) {
+                expect(a + ahead * call.x_stride, n);
+                if (residual != nullptr) expect(residual + (row + ahead) * call.residual_stride, n);
+            }
             if (residual != nullptr) {
                 const E* other = residual + row * call.residual_stride;
                 E* to = sum + row * n;
@@ -123,15 +160,7 @@ int64_t forward(const ForwardCall& call) {
                 });
                 a = to;
             }
-            const W* wide = widened(a, wide_x, n);
-            if constexpr (is_wide<E>) {
-                normalise<W>(wide, plan, gain, bias, y + row * n, stream);
-            } else if (rounded) {
-                normalise_rounded<E>(wide, plan, ones, gain, bias, wide_y, y + row * n);
-            } else {
-                normalise<W>(wide, plan, gain, bias, wide_y, false);
-                narrowed<E>(wide_y, y + row * n, n, stream);
-            }
+            normalise(a, plan, ones, gain, bias, rows_room, y + row * n, stream);
         }
         if (stream) finish_streaming();
     });
@@ -153,28 +182,26 @@ int64_t backward(const BackwardCall& call) {
     const E* upstream = static_cast<const E*>(call.dy);
     const E* more = static_cast<const E*>(call.extra);
     E* dx = static_cast<E*>(call.dx);
+    const int64_t ahead = rows_ahead<E>(n);
     const bool stream = rows * n * int64_t(sizeof(E)) >= STREAM_BYTES && aligned(dx) &&
                         n * int64_t(sizeof(E)) % 64 == 0 && k * int64_t(sizeof(E)) % 64 == 0;
     parallel(threads, [&](int64_t thread, int64_t running) {
-        W* buffers = bias_sums + (threads + 4 * thread) * width;
+        W* rows_room = bias_sums + (threads + 4 * thread) * width;
         W* dgain = call.dgain == nullptr ? nullptr : gain_sums + thread * width;
         W* dbias = call.dbias == nullptr ? nullptr : bias_sums + thread * width;
         if (dgain != nullptr) memset(dgain, 0, size_t(width) * sizeof(W));
         if (dbias != nullptr) memset(dbias, 0, size_t(width) * sizeof(W));
         const int64_t last = rows * (thread + 1) / running;
         for (int64_t row = rows * thread / running; row < last; ++row) {
-            const W* a = widened(x + row * call.x_stride, buffers, n);
-            const W* dy = widened(upstream + row * call.dy_stride, buffers + width, n);
-            const W* extra =
-                more == nullptr ? nullptr : widened(more + row * call.extra_stride, buffers + 2 * width, n);
-            E* to = dx + row * n;
-            if constexpr (is_wide<E>) {
-                differentiate<W>(a, dy, extra, plan, gain, to, dgain, dbias, stream);
-            } else {
-                W* wide = buffers + 3 * width;
-                differentiate<W>(a, dy, extra, plan, gain, wide, dgain, dbias, false);
-                narrowed<E>(wide, to, n, stream);
+            const E* a = x + row * call.x_stride;
+            const E* dy = upstream + row * call.dy_stride;
+            const E* extra = more == nullptr ? nullptr : more + row * call.extra_stride;
+            if (row + ahead < last) {
+                expect(a + ahead * call.x_stride, n);
+                expect(dy + ahead * call.dy_stride, n);
+                if (extra != nullptr) expect(extra + ahead * call.extra_stride, n);
             }
+            differentiate(a, dy, extra, plan, gain, rows_room, dx + row * n, dgain, dbias, stream);
         }
         if (stream) finish_streaming();
         if (dgain == nullptr && dbias == nullptr) return;

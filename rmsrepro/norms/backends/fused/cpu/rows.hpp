@@ -1,8 +1,7 @@
 // One row of a norm in the type of its sums: its statistics, its output, its gradient. See rule.py for the formula.
 //
-// Functions are instantiated for float and double only, half-precision rows being converted on the way: every
-// instantiation costs build time at each level. What differs from call to call and not from row to row is a branch
-// inside the loops, which the processor predicts.
+// E is the type of the row, W that of its sums and of the parameters. What differs from call to call and not from
+// row to row is a branch inside the loops, which the processor predicts: every instantiation costs build time.
 #pragma once
 #include "calls.hpp"
 #include "simd.hpp"
@@ -74,6 +73,9 @@ INLINE void walk_sums(int64_t begin, int64_t end, F f) {
     for (; j + lanes<E> <= end; j += lanes<E>) f(Whole{}, j, 0);
     if (j < end) f(Part{end - j}, j, 1);
 }
+
+template <class E>
+using Wide = typename Element<E>::Wide;
 
 template <class W>
 INLINE W total(const typename Element<W>::V (&sum)[4]) {
@@ -147,33 +149,35 @@ INLINE Scale<W> scale_of(W mean, W m, const Plan<W>& plan) {
     return {mean, r, w, m >= plan.lowest && m <= Limits<W>::highest};
 }
 
-template <class W>
-INLINE W mean_of(const W* a, const Plan<W>& plan) {
-    typename Element<W>::V sum[4] = {};
-    walk_sums<W>(0, plan.n, [&](auto how, int64_t j, int u) { sum[u] += how.load(a + j); });
-    return total<W>(sum) * plan.inverse_n;
+template <class E>
+INLINE Wide<E> mean_of(const E* a, const Plan<Wide<E>>& plan) {
+    typename Element<E>::V sum[4] = {};
+    walk_sums<E>(0, plan.n, [&](auto how, int64_t j, int u) { sum[u] += how.load(a + j); });
+    return total<Wide<E>>(sum) * plan.inverse_n;
 }
 
-template <class W, bool CENTRED>
-Scale<W> measure(const W* a, const Plan<W>& plan) {
-    typedef typename Element<W>::V V;
+template <class E, bool CENTRED>
+Scale<Wide<E>> measure(const E* a, const Plan<Wide<E>>& plan) {
+    typedef Wide<E> W;
+    typedef typename Element<E>::V V;
     const W mean = CENTRED ? mean_of(a, plan) : W(0);
-    const V centre = broadcast<W>(mean);
+    const V centre = broadcast<E>(mean);
     V squares[4] = {};
-    walk_sums<W>(0, plan.k, [&](auto how, int64_t j, int u) {
+    walk_sums<E>(0, plan.k, [&](auto how, int64_t j, int u) {
         const V c = CENTRED ? how.keep(how.load(a + j) - centre) : how.load(a + j);
         squares[u] += c * c;
     });
     return scale_of(mean, total<W>(squares) * plan.inverse_count, plan);
 }
 
-template <class W, bool CENTRED>
-Sums<W> measure_gradient(const W* a, const W* dy, const W* gain, const Plan<W>& plan) {
-    typedef typename Element<W>::V V;
+template <class E, bool CENTRED>
+Sums<Wide<E>> measure_gradient(const E* a, const E* dy, const Wide<E>* gain, const Plan<Wide<E>>& plan) {
+    typedef Wide<E> W;
+    typedef typename Element<E>::V V;
     const W mean = CENTRED ? mean_of(a, plan) : W(0);
-    const V centre = broadcast<W>(mean);
+    const V centre = broadcast<E>(mean);
     V squares[4] = {}, hs[4] = {}, hcs[4] = {};
-    walk_sums<W>(0, plan.k, [&](auto how, int64_t j, int u) {
+    walk_sums<E>(0, plan.k, [&](auto how, int64_t j, int u) {
         const V c = CENTRED ? how.keep(how.load(a + j) - centre) : how.load(a + j);
         const V h = how.load(dy + j) * how.load(gain + j);
         squares[u] += c * c;
@@ -181,7 +185,7 @@ Sums<W> measure_gradient(const W* a, const W* dy, const W* gain, const Plan<W>& 
         if (CENTRED) hs[u] += h;
     });
     if (!CENTRED)
-        walk_sums<W>(plan.k, plan.n, [&](auto how, int64_t j, int u) {
+        walk_sums<E>(plan.k, plan.n, [&](auto how, int64_t j, int u) {
             hcs[u] += how.load(dy + j) * how.load(gain + j) * how.load(a + j);
         });
     const W hc = total<W>(hcs);
@@ -191,11 +195,12 @@ Sums<W> measure_gradient(const W* a, const W* dy, const W* gain, const Plan<W>& 
 }
 
 // y = (a - mean) * r * gain + bias, the bias where there is one.
-template <class W, bool CENTRED>
-void write_row(const W* a, const Scale<W>& scale, const W* gain, const W* bias, W* y, int64_t n, bool stream) {
-    typedef typename Element<W>::V V;
-    const V centre = broadcast<W>(scale.mean), r = broadcast<W>(scale.r);
-    walk<W>(0, n, [&](auto how, int64_t j) {
+template <class E, bool CENTRED>
+void write_row(const E* a, const Scale<Wide<E>>& scale, const Wide<E>* gain, const Wide<E>* bias, E* y, int64_t n,
+               bool stream) {
+    typedef typename Element<E>::V V;
+    const V centre = broadcast<E>(scale.mean), r = broadcast<E>(scale.r);
+    walk<E>(0, n, [&](auto how, int64_t j) {
         V value = CENTRED ? how.load(a + j) - centre : how.load(a + j);
         value = value * r * how.load(gain + j);
         if (bias != nullptr) value += how.load(bias + j);
@@ -207,17 +212,18 @@ void write_row(const W* a, const Scale<W>& scale, const W* gain, const W* bias, 
 }
 
 // dx of one row, plus `extra` where there is one; adds to dgain and dbias where they are.
-template <class W, bool CENTRED>
-void write_gradient(const W* a, const W* dy, const W* extra, const Sums<W>& sums, const W* gain, W* dx, W* dgain,
-                    W* dbias, const Plan<W>& plan, bool stream) {
-    typedef typename Element<W>::V V;
-    const V centre = broadcast<W>(sums.scale.mean), r = broadcast<W>(sums.scale.r);
-    const V mean_h = broadcast<W>(sums.h * plan.inverse_n);
+template <class E, bool CENTRED>
+void write_gradient(const E* a, const E* dy, const E* extra, const Sums<Wide<E>>& sums, const Wide<E>* gain, E* dx,
+                    Wide<E>* dgain, Wide<E>* dbias, const Plan<Wide<E>>& plan, bool stream) {
+    typedef Wide<E> W;
+    typedef typename Element<E>::V V;
+    const V centre = broadcast<E>(sums.scale.mean), r = broadcast<E>(sums.scale.r);
+    const V mean_h = broadcast<E>(sums.h * plan.inverse_n);
     const W factor = sums.scale.w * (sums.scale.r * sums.hc) * sums.scale.r;
     // In two parts: of the entries that the statistic read, and of the others.
     for (int part = 0; part < (CENTRED || plan.k == plan.n ? 1 : 2); ++part) {
-        const V q = broadcast<W>(part == 0 ? factor : W(0));
-        walk<W>(part == 0 ? 0 : plan.k, part == 0 ? plan.k : plan.n, [&](auto how, int64_t j) {
+        const V q = broadcast<E>(part == 0 ? factor : W(0));
+        walk<E>(part == 0 ? 0 : plan.k, part == 0 ? plan.k : plan.n, [&](auto how, int64_t j) {
             const V c = CENTRED ? how.load(a + j) - centre : how.load(a + j);
             const V upstream = how.load(dy + j);
             V value = upstream * how.load(gain + j) - q * c;
@@ -296,30 +302,6 @@ __attribute__((noinline)) void differentiate_carefully(const W* a, const W* dy, 
         if (dgain != nullptr) dgain[j] += W(upstream * t);
         if (dbias != nullptr) dbias[j] += W(upstream);
     }
-}
-
-template <class W>
-INLINE void normalise(const W* a, const Plan<W>& plan, const W* gain, const W* bias, W* y, bool stream) {
-    const Scale<W> scale = plan.centred ? measure<W, true>(a, plan) : measure<W, false>(a, plan);
-    if (!scale.fits)
-        write_carefully(a, plan, gain, bias, y);
-    else if (plan.centred)
-        write_row<W, true>(a, scale, gain, bias, y, plan.n, stream);
-    else
-        write_row<W, false>(a, scale, gain, bias, y, plan.n, stream);
-}
-
-template <class W>
-INLINE void differentiate(const W* a, const W* dy, const W* extra, const Plan<W>& plan, const W* gain, W* dx,
-                          W* dgain, W* dbias, bool stream) {
-    const Sums<W> sums =
-        plan.centred ? measure_gradient<W, true>(a, dy, gain, plan) : measure_gradient<W, false>(a, dy, gain, plan);
-    if (!sums.scale.fits)
-        differentiate_carefully(a, dy, extra, plan, gain, dx, dgain, dbias);
-    else if (plan.centred)
-        write_gradient<W, true>(a, dy, extra, sums, gain, dx, dgain, dbias, plan, stream);
-    else
-        write_gradient<W, false>(a, dy, extra, sums, gain, dx, dgain, dbias, plan, stream);
 }
 
 }  // namespace LEVEL
