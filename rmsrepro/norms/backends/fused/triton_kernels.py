@@ -75,7 +75,8 @@ def inverses(m, s, ADDED: tl.constexpr, OUTSIDE: tl.constexpr):
     else:
         added = ADDED * s
         d = root(m + added * added)
-    vanished = d < (1e-200 if m.dtype == tl.float64 else 1e-25) * s
+    # Not <: the product may be 0.
+    vanished = d <= (1e-200 if m.dtype == tl.float64 else 1e-25) * s
     # Divided by 1 first: no NaN or infinity is formed that a `where` would have to hide.
     r = tl.where(vanished, 0.0, quotient(tl.full(d.shape, 1.0, d.dtype), tl.where(vanished, 1.0, d)))
     if OUTSIDE:
