@@ -1,11 +1,11 @@
-"""From the C++ sources to a library that can be loaded: found where it was built before, else built. No torch.
+"""From the C++ sources to a library: found where it was built before, else built. Imports no torch.
 
     CACHE/kernels-<hash of sources, compiler and flags>/<levels>.so
 
 CACHE is RMSREPRO_CACHE, else XDG_CACHE_HOME/rmsrepro, else ~/.cache/rmsrepro. At first use the level of this
-processor alone is compiled, which takes seconds; `rmsrepro build-kernels` compiles all levels into one library,
-which then runs on any processor of the kind. A library is written beside its place and moved there whole, so that
-processes that start at once, or die half-way, leave none that is broken.
+processor alone is compiled, which takes seconds; `rmsrepro build-kernels` compiles all levels into one
+library, which then runs on any processor of the kind. A library is written beside its place and moved there
+whole, so that processes that start at once, or die half-way, leave none that is broken.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def build(levels: Sequence[Level], *, extra_flags: Sequence[str] = ()) -> Path:
             os.replace(Path(folder) / "kernels.so", place)
     except OSError as error:
         raise KernelsUnavailable(
-            f"the kernels cannot be written to {place.parent} ({error.strerror or error}); set RMSREPRO_CACHE "
-            "to a folder that can be"
+            f"the kernels cannot be written to {place.parent} ({error.strerror or error}); set "
+            "RMSREPRO_CACHE to a folder that can be"
         ) from error
     return place
 
@@ -136,13 +136,15 @@ def _place(levels: Sequence[Level], extra_flags: Sequence[str] = ()) -> Path:
 
 @cache
 def _digest(extra_flags: tuple[str, ...]) -> str:
-    """Return the hash of all that decides what is built, the compiler's release apart: old libraries stay good."""
+    """Return the hash of what decides what is built, but for the compiler: what is built stays good."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     levels = [(level.name, level.width, level.flags) for level in known_levels()]
     python = sysconfig.get_config_var("SOABI")
-    digest.update(repr((COMMON_FLAGS, extra_flags, levels, platform.system(), platform.machine(), python)).encode())
+    digest.update(
+        repr((COMMON_FLAGS, extra_flags, levels, platform.system(), platform.machine(), python)).encode()
+    )
     return digest.hexdigest()[:16]
 
 
@@ -174,7 +176,7 @@ def _compile(command: Sequence[str]) -> None:
     if result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if "error" in line.lower()] or ["no message"]
         raise KernelsUnavailable(
-            f"{command[0]} failed to build the kernels ({lines[0].strip()}); another compiler can be named by CXX"
+            f"{command[0]} failed to build the kernels ({lines[0].strip()}); CXX names another compiler"
         )
 
 
@@ -189,7 +191,12 @@ def _compiles(compiler: str, flags: Sequence[str], text: str) -> bool:
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env={**os.environ, "LC_ALL": "C"}
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            env={**os.environ, "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired as error:
         raise KernelsUnavailable(f"{command[0]} did not end within {TIMEOUT_S} s") from error

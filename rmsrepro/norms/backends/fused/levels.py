@@ -1,7 +1,7 @@
-"""Instruction levels of processors: which this one has, and how the kernels are compiled for each. No torch.
+"""Instruction levels of processors: which this one has, how kernels are compiled for each. Imports no torch.
 
-A level is a set of vector instructions. The same source is compiled for each with the vector width of that level,
-since vectors that are too wide for the instructions at hand are several times slower than those that fit.
+A level is a set of vector instructions. The same source is compiled for each with the vector width of that
+level, since vectors too wide for the instructions at hand are several times slower than those that fit.
 """
 
 from __future__ import annotations

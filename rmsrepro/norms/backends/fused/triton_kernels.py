@@ -75,8 +75,11 @@ def inverses(m, s, ADDED: tl.constexpr, OUTSIDE: tl.constexpr):
     else:
         added = ADDED * s
         d = root(m + added * added)
-    # Not <: the product may be 0.
-    vanished = d <= (1e-200 if m.dtype == tl.float64 else 1e-25) * s
+    # Nor may 1/d' overflow, as it would for constant rows of 1e38, centred, with a small eps outside.
+    if m.dtype == tl.float64:
+        vanished = d <= tl.maximum(1e-200 * s, tl.full(s.shape, 2.3e-308, s.dtype))
+    else:
+        vanished = d <= tl.maximum(1e-25 * s, tl.full(s.shape, 1.2e-38, s.dtype))
     # Divided by 1 first: no NaN or infinity is formed that a `where` would have to hide.
     r = tl.where(vanished, 0.0, quotient(tl.full(d.shape, 1.0, d.dtype), tl.where(vanished, 1.0, d)))
     if OUTSIDE:
