@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from rmsrepro.norms import build_norm, list_norms, norm_info, unregister_norm
+from rmsrepro.norms.backends import missing
 from rmsrepro.norms.params import BUILTIN_PARAMS, DividingParams
 
 NORMS = tuple(name for name in BUILTIN_PARAMS if norm_info(name).scope == "activation")
@@ -19,7 +20,15 @@ DIVIDING = tuple(name for name in NORMS if issubclass(BUILTIN_PARAMS[name], Divi
 """Those with an eps, that is, all but none and dyt."""
 CENTRED = ("layernorm", "layernorm_nobias", "batchnorm")
 """Those that subtract a mean: of a row, or of an entry over the rows."""
-TORCH = ("layernorm", "layernorm_nobias", "rmsnorm")
+THOROUGH = ("composite", "compiled", "fused")
+"""The backends that keep every convention and the whole range; torch's functions do not."""
+
+
+def skip_without(backend: str) -> None:
+    """Skip the test where the machine cannot run the backend."""
+    lacking = missing(backend)
+    if lacking is not None:
+        pytest.skip(f"{backend}: {lacking}")
 
 
 @dataclass(frozen=True)
@@ -28,22 +37,35 @@ class Arm:
     backend: str
 
     def build(self, dim: int, **params: Any) -> nn.Module:
+        if self.norm != "none":
+            skip_without(self.backend)
         return build_norm(self.norm, dim, backend=self.backend, **params)
 
-    def with_zero_eps(self) -> Arm:
-        """torch's functions refuse eps=0."""
-        return Arm(self.norm, "composite")
 
-
-ARMS = [Arm(norm, "composite") for norm in NORMS] + [Arm(norm, "torch") for norm in TORCH]
+ARMS = [Arm(norm, backend) for norm in NORMS for backend in norm_info(norm).backends]
+DIVIDING_ARMS = [arm for arm in ARMS if arm.norm in DIVIDING and arm.backend in THOROUGH]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "arm" in metafunc.fixturenames:
-        metafunc.parametrize("arm", ARMS, ids=[f"{arm.norm}-{arm.backend}" for arm in ARMS])
-    if "composite" in metafunc.fixturenames:
-        arms = [arm for arm in ARMS if arm.backend == "composite" and arm.norm in DIVIDING]
-        metafunc.parametrize("composite", arms, ids=[arm.norm for arm in arms])
+    """Give tests their arms. Compiling takes seconds for each norm, width, dtype and parameter.
+
+    So those tests are slow on the compiled backend that do not use the kernels of all others, which are of
+    width 8, in fp32, with default parameters. The tests that do are marked `shares_kernels`.
+    """
+    shared = metafunc.definition.get_closest_marker("shares_kernels") is not None
+    for name, arms in (("arm", ARMS), ("dividing", DIVIDING_ARMS)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(
+                name,
+                [
+                    pytest.param(
+                        arm,
+                        id=f"{arm.norm}-{arm.backend}",
+                        marks=[pytest.mark.slow] if arm.backend == "compiled" and not shared else [],
+                    )
+                    for arm in arms
+                ],
+            )
 
 
 def numpy_norm(

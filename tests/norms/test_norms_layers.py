@@ -17,8 +17,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from rmsrepro.norms import build_norm, norm_info, takes_mask
 from rmsrepro.norms.equations import equation
-from tests.norms.conftest import CENTRED
+from tests.norms.conftest import CENTRED, skip_without
 
+EACH = ("composite", "torch", "compiled", "fused")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
@@ -70,18 +71,20 @@ def test_agrees_with_float64(arm: Any, shape: tuple[int, ...], dtype: torch.dtyp
 @pytest.mark.parametrize("position", ["inside", "outside"])
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 0.2])
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (False, True), (True, False), (False, False)])
-def test_conventions(composite: Any, eps: float, position: str, gain: bool, bias: bool) -> None:
+def test_conventions(dividing: Any, eps: float, position: str, gain: bool, bias: bool) -> None:
     wanted = {"eps": eps, "eps_position": position, "gain": gain, "bias": bias}
-    known = {field.name for field in dataclasses.fields(norm_info(composite.norm).params_class)}
-    norm = randomise(composite.build(12, **{key: value for key, value in wanted.items() if key in known}))
+    known = {field.name for field in dataclasses.fields(norm_info(dividing.norm).params_class)}
+    norm = randomise(dividing.build(12, **{key: value for key, value in wanted.items() if key in known}))
     assert (norm.weight is None) == ("gain" in known and not gain)
     assert (norm.bias is None) == ("bias" not in known or not bias)
     assert_agrees(norm, torch.randn(4, 12, generator=torch.Generator().manual_seed(3)), 2e-6)
 
 
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (False, True), (True, False), (False, False)])
-def test_torch_layernorm_with_any_affine_part(gain: bool, bias: bool) -> None:
-    norm = randomise(build_norm("layernorm", 12, backend="torch", gain=gain, bias=bias))
+@pytest.mark.parametrize("backend", ["torch", "fused"])
+def test_layernorm_with_any_affine_part(backend: str, gain: bool, bias: bool) -> None:
+    skip_without(backend)
+    norm = randomise(build_norm("layernorm", 12, backend=backend, gain=gain, bias=bias))
     assert_agrees(norm, torch.randn(4, 12, generator=torch.Generator().manual_seed(3)), 2e-6)
 
 
@@ -99,15 +102,15 @@ def test_first_and_second_derivatives(arm: Any) -> None:
     assert gradgradcheck(call, inputs)
 
 
-def test_second_derivatives_at_eps_zero(composite: Any) -> None:
+def test_second_derivatives_at_eps_zero(dividing: Any) -> None:
     torch.manual_seed(0)
-    norm = composite.build(6, eps=0.0).double()
+    norm = dividing.build(6, eps=0.0).double()
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     assert gradcheck(norm, (x,))
     assert gradgradcheck(norm, (x,))
 
 
-def test_published_values(composite: Any) -> None:
+def test_published_values(dividing: Any) -> None:
     values = {
         "layernorm": [-1.0, 1.0],
         "layernorm_nobias": [-1.0, 1.0],
@@ -120,7 +123,7 @@ def test_published_values(composite: Any) -> None:
         "batchnorm": [-1.0, 1.0],
     }
     x = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    norm = composite.build(2, eps=0.0).double()
+    norm = dividing.build(2, eps=0.0).double()
     norm.reset_parameters()  # scalenorm's sqrt(2) in the wider type
 
     def call(x: Tensor) -> Tensor:
@@ -128,17 +131,19 @@ def test_published_values(composite: Any) -> None:
         return norm(torch.stack((x, x.flip(0))))[0]
 
     y = call(x)
-    of_rms = values["rmsnorm"] if composite.norm.endswith("rmsnorm") else None
-    torch.testing.assert_close(y.tolist(), values.get(composite.norm, of_rms), rtol=1e-15, atol=1e-15)
+    of_rms = values["rmsnorm"] if dividing.norm.endswith("rmsnorm") else None
+    torch.testing.assert_close(y.tolist(), values.get(dividing.norm, of_rms), rtol=1e-15, atol=1e-15)
     # Scaling the input changes nothing; shifting it does, except where a mean is subtracted.
     torch.testing.assert_close(call(9 * x).tolist(), y.tolist(), rtol=1e-14, atol=0)
     shifted = (call(x + 1) - y).abs().max().item()
-    assert shifted < 1e-14 if composite.norm in CENTRED else shifted > 0.01
+    assert shifted < 1e-14 if dividing.norm in CENTRED else shifted > 0.01
 
 
-def test_published_gradient_in_fp32() -> None:
+@pytest.mark.parametrize("backend", ["composite", "compiled", "fused"])
+def test_published_gradient_in_fp32(backend: str) -> None:
+    skip_without(backend)
     x = torch.tensor([1.0, 2.0, 2.0], requires_grad=True)
-    build_norm("rmsnorm", 3, eps=0.0)(x)[0].backward()
+    build_norm("rmsnorm", 3, backend=backend, eps=0.0)(x)[0].backward()
     assert x.grad is not None
     expected = [0.5132002392796674, -0.1283000598199169, -0.1283000598199169]
     torch.testing.assert_close(x.grad.tolist(), expected, rtol=1e-6, atol=1e-8)
@@ -157,8 +162,10 @@ def test_published_gradient_in_fp32() -> None:
         (512, 0.0625, "floor", 32),
     ],
 )
-def test_which_entries_count(dim: int, p: float, k_rule: str, k: int) -> None:
-    norm = build_norm("prmsnorm", dim, p=p, k_rule=k_rule, gain=False)
+@pytest.mark.parametrize("backend", ["composite", "fused"])
+def test_which_entries_count(backend: str, dim: int, p: float, k_rule: str, k: int) -> None:
+    skip_without(backend)
+    norm = build_norm("prmsnorm", dim, backend=backend, p=p, k_rule=k_rule, gain=False)
     # Row i is 1 at entry i: it is scaled by sqrt(k) where i counts, and by 1/sqrt(eps) where it does not.
     scale = norm(torch.eye(dim)).diagonal()
     assert torch.equal((scale < 100).nonzero().flatten(), torch.arange(k))
@@ -186,6 +193,7 @@ def test_output_has_the_input_dtype(
     assert all(p.grad is not None and p.grad.dtype == parameters for p in norm.parameters())
 
 
+@pytest.mark.shares_kernels
 def test_autocast_changes_no_value(arm: Any) -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     norm = randomise(arm.build(8))
@@ -194,14 +202,16 @@ def test_autocast_changes_no_value(arm: Any) -> None:
     assert torch.equal(y, norm(x))
 
 
-@pytest.mark.parametrize("backend", ["composite", "torch"])
+@pytest.mark.parametrize("backend", EACH)
 def test_half_precision_squares_do_not_overflow(backend: str) -> None:
+    skip_without(backend)
     x = torch.full((2, 8), 300.0, dtype=torch.float16)
     y = build_norm("rmsnorm", 8, backend=backend)(x)
     assert torch.equal(y, torch.ones_like(x))
     layer = build_norm("layernorm", 8, backend=backend)(x + x.new_tensor([30000.0, 0, 0, 0, 0, 0, 0, 0]))
     torch.testing.assert_close(layer[0, 0].item(), 7**0.5, rtol=1e-3, atol=0)
-    assert torch.equal(build_norm("prmsnorm", 8)(x), torch.ones_like(x))
+    if backend != "torch":
+        assert torch.equal(build_norm("prmsnorm", 8, backend=backend)(x), torch.ones_like(x))
 
 
 @pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16], ids=str)
@@ -230,9 +240,9 @@ def test_gain_gradients_are_not_added_in_half_precision(arm: Any, parameters: to
         assert torch.equal(norm.bias.grad.float(), torch.full((8,), 65536.0))
 
 
-def test_gain_gradient_of_ones_is_exact_without_eps(composite: Any) -> None:
-    if composite.norm in ("rmsnorm", "prmsnorm"):
-        norm = composite.build(8, eps=0.0)
+def test_gain_gradient_of_ones_is_exact_without_eps(dividing: Any) -> None:
+    if dividing.norm in ("rmsnorm", "prmsnorm"):
+        norm = dividing.build(8, eps=0.0)
         x = torch.ones(65536, 8, dtype=torch.bfloat16)
         norm(x).backward(torch.ones_like(x))
         assert torch.equal(norm.weight.grad, torch.full((8,), 65536.0))
@@ -244,33 +254,34 @@ def test_gain_gradient_of_ones_is_exact_without_eps(composite: Any) -> None:
 @pytest.mark.parametrize("p", [1.0, 0.5, 0.125])
 @pytest.mark.parametrize("position", ["inside", "outside"])
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-5])
-def test_zero_rows(composite: Any, eps: float, position: str, p: float) -> None:
-    extra = {"p": p} if composite.norm == "prmsnorm" else {}
-    norm = composite.build(8, eps=eps, eps_position=position, **extra)
+def test_zero_rows(dividing: Any, eps: float, position: str, p: float) -> None:
+    extra = {"p": p} if dividing.norm == "prmsnorm" else {}
+    norm = dividing.build(8, eps=eps, eps_position=position, **extra)
     x = torch.zeros(2, 8, requires_grad=True)
     y = norm(x)
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(y, torch.zeros_like(y))
-    slope = 0.0 if eps == 0 or composite.norm in CENTRED else 1 / eps
+    slope = 0.0 if eps == 0 or dividing.norm in CENTRED else 1 / eps
     if slope and position == "inside":
         slope = eps**-0.5
-    slope *= 8**0.5 if composite.norm == "scalenorm" else 1.0
+    slope *= 8**0.5 if dividing.norm == "scalenorm" else 1.0
     torch.testing.assert_close(x.grad, torch.full((2, 8), slope), rtol=1e-6, atol=0)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in norm.parameters())
 
 
 @pytest.mark.parametrize("position", ["inside", "outside"])
 @pytest.mark.parametrize("eps", [1e-45, 1e-100, 1e-300])
-def test_an_eps_that_fp32_cannot_hold_counts_as_zero(composite: Any, eps: float, position: str) -> None:
+def test_an_eps_that_fp32_cannot_hold_counts_as_zero(dividing: Any, eps: float, position: str) -> None:
     x = torch.zeros(2, 8, requires_grad=True)
-    composite.build(8, eps=eps, eps_position=position)(x).sum().backward()
+    dividing.build(8, eps=eps, eps_position=position)(x).sum().backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("backend", ["composite", "torch"])
-def test_zero_rows_in_either_backend(backend: str) -> None:
+@pytest.mark.parametrize("backend", EACH)
+def test_zero_rows_in_each_backend(backend: str) -> None:
+    skip_without(backend)
     x = torch.zeros(2, 8, requires_grad=True)
     y = build_norm("rmsnorm", 8, backend=backend, eps=1e-8)(x)
     y.sum().backward()
@@ -281,8 +292,10 @@ def test_zero_rows_in_either_backend(backend: str) -> None:
 
 @pytest.mark.parametrize("position", ["inside", "outside"])
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-5])
-def test_rows_whose_first_entries_are_zero(eps: float, position: str) -> None:
-    norm = build_norm("prmsnorm", 8, p=0.25, eps=eps, eps_position=position)
+@pytest.mark.parametrize("backend", ["composite", "fused"])
+def test_rows_whose_first_entries_are_zero(backend: str, eps: float, position: str) -> None:
+    skip_without(backend)
+    norm = build_norm("prmsnorm", 8, backend=backend, p=0.25, eps=eps, eps_position=position)
     x = torch.tensor([[0.0, 0.0, 1.0, -2.0, 3.0, 0.0, 1.0, 1.0]], requires_grad=True)
     y = norm(x)
     y.sum().backward()
@@ -292,12 +305,12 @@ def test_rows_whose_first_entries_are_zero(eps: float, position: str) -> None:
     torch.testing.assert_close(x.grad, torch.full((1, 8), scale), rtol=1e-6, atol=0)
 
 
-def test_zero_rows_leave_other_rows_alone(composite: Any) -> None:
-    if takes_mask(composite.build(8)):
+def test_zero_rows_leave_other_rows_alone(dividing: Any) -> None:
+    if takes_mask(dividing.build(8)):
         pytest.skip("its rows share their statistics")
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     with_zero = torch.cat([x, torch.zeros(1, 8)]).requires_grad_()
-    norm = composite.build(8, eps=0.0)
+    norm = dividing.build(8, eps=0.0)
     y = norm(with_zero)
     (dx,) = torch.autograd.grad(y.square().sum() + y.sum(), with_zero)
     alone = x.clone().requires_grad_()
@@ -311,6 +324,7 @@ def test_zero_rows_leave_other_rows_alone(composite: Any) -> None:
 # -------------------------------------------------------------------------------- shapes and memory
 
 
+@pytest.mark.shares_kernels
 def test_a_wrong_last_dimension_is_refused(arm: Any) -> None:
     for dim, shape in ((4, (2, 5)), (1, (2, 4)), (4, (2, 1)), (4, (0,)), (4, ())):
         with pytest.raises(
@@ -319,12 +333,14 @@ def test_a_wrong_last_dimension_is_refused(arm: Any) -> None:
             arm.build(dim)(torch.ones(shape))
 
 
+@pytest.mark.shares_kernels
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
 def test_numbers_of_another_kind_are_refused(arm: Any, dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match=f"{arm.norm} takes floating-point numbers, got {dtype}"):
         arm.build(4)(torch.ones(2, 4).to(dtype))
 
 
+@pytest.mark.shares_kernels
 @pytest.mark.parametrize(
     ("dim", "error"),
     [
@@ -341,6 +357,7 @@ def test_a_wrong_size_is_refused(arm: Any, dim: Any, error: type[Exception]) -> 
         arm.build(dim)
 
 
+@pytest.mark.shares_kernels
 @pytest.mark.parametrize("shape", [(0, 8), (0, 5, 8), (3, 0, 8), (0, 512)], ids=str)
 def test_empty_batches(arm: Any, shape: tuple[int, ...]) -> None:
     norm = arm.build(shape[-1])
@@ -378,6 +395,7 @@ def test_the_input_is_not_modified(arm: Any, train: bool, dtype: torch.dtype) ->
             assert torch.equal(x, before)
 
 
+@pytest.mark.shares_kernels
 def test_the_graph_can_be_run_twice(arm: Any) -> None:
     norm = randomise(arm.build(8))
     x = torch.randn(3, 8, requires_grad=True)
@@ -387,18 +405,19 @@ def test_the_graph_can_be_run_twice(arm: Any) -> None:
     assert torch.equal(first, second)
 
 
-def test_a_large_mean_does_not_cancel_the_variance() -> None:
+@pytest.mark.parametrize("backend", EACH)
+def test_a_large_mean_does_not_cancel_the_variance(backend: str) -> None:
+    skip_without(backend)
     # In fp32 mean(x^2) - mean(x)^2 has no digit left here.
     x = 1e4 + torch.arange(8, dtype=torch.float32)
     expected = (torch.arange(8) - 3.5) / 5.25**0.5
-    torch.testing.assert_close(
-        build_norm("layernorm", 8, backend="composite")(x), expected, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(build_norm("layernorm", 8, backend=backend)(x), expected, rtol=1e-5, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------ modules
 
 
+@pytest.mark.shares_kernels
 def test_initial_parameters_and_effective_gain(arm: Any) -> None:
     norm = arm.build(5)
     gain = torch.full((5,), 5**0.5) if arm.norm == "scalenorm" else torch.ones(5)
@@ -418,10 +437,11 @@ def test_initial_parameters_and_effective_gain(arm: Any) -> None:
         assert norm.bias is None
 
 
-def test_effective_gain_without_gain(composite: Any) -> None:
-    if composite.norm == "scalenorm":
+@pytest.mark.shares_kernels
+def test_effective_gain_without_gain(dividing: Any) -> None:
+    if dividing.norm == "scalenorm":
         pytest.skip("it is its gain")
-    norm = composite.build(5, gain=False)
+    norm = dividing.build(5, gain=False)
     assert norm.weight is None
     assert torch.equal(norm.effective_gain(), torch.ones(5))
 
@@ -440,13 +460,14 @@ def test_compiles_without_graph_breaks(arm: Any, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("given", [{"eps": 0.0}, {"eps_position": "outside"}], ids=str)
-def test_compiles_with_every_convention(composite: Any, given: dict[str, Any]) -> None:
+def test_compiles_with_every_convention(dividing: Any, given: dict[str, Any]) -> None:
     torch.compiler.reset()
-    norm = composite.build(8, **given)
+    norm = dividing.build(8, **given)
     x = torch.randn(4, 8)
     torch.testing.assert_close(torch.compile(norm, fullgraph=True, backend="aot_eager")(x), norm(x))
 
 
+@pytest.mark.shares_kernels
 def test_copies_and_pickles(arm: Any) -> None:
     norm = randomise(arm.build(8))
     x = torch.randn(4, 8)
@@ -458,6 +479,7 @@ def test_copies_and_pickles(arm: Any) -> None:
     assert all(p.abs().sum() > 0 for p in norm.parameters())
 
 
+@pytest.mark.shares_kernels
 def test_state_dict_round_trip(arm: Any) -> None:
     norm, other = randomise(arm.build(8)), arm.build(8)
     buffer = io.BytesIO()

@@ -7,18 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rmsrepro.norms import build_norm, takes_mask
+from rmsrepro.norms import build_norm, norm_info, takes_mask
 from rmsrepro.norms.equations import equation
-from tests.norms.conftest import CENTRED, DIVIDING, NORMS
+from tests.norms.conftest import CENTRED, DIVIDING, NORMS, skip_without
 
 quick = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 dims = st.one_of(st.integers(1, 40), st.sampled_from([256, 257, 341, 512, 1000, 1024, 4099]))
+
+either = pytest.mark.parametrize("backend", ["composite", "fused"])
+"""Not compiled: each example would be compiled for itself. test_norms_compiled has its range."""
+
+
+def build(norm: str, dim: int, backend: str, **params: Any) -> Any:
+    """Build the norm where the backend has it, else reject the example; skip without the backend."""
+    skip_without(backend)
+    assume(backend in norm_info(norm).backends)
+    return build_norm(norm, dim, backend=backend, **params)
 
 
 def rows(dim: int, seed: int, *, count: int = 3) -> Tensor:
@@ -41,6 +51,7 @@ def run_equation(norm: Any, x: Tensor, upstream: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, [x, *leaves.values()], upstream.double())]
 
 
+@either
 @quick
 @given(
     norm=st.sampled_from(DIVIDING),
@@ -51,12 +62,12 @@ def run_equation(norm: Any, x: Tensor, upstream: Tensor) -> list[Tensor]:
     seed=st.integers(0, 1000),
 )
 def test_fp32_holds_from_1e_minus_18_to_1e18(
-    norm: str, dim: int, exponent: float, eps: float, position: str, seed: int
+    backend: str, norm: str, dim: int, exponent: float, eps: float, position: str, seed: int
 ) -> None:
     # One entry is no layernorm: it is 0/eps, or rounding noise over itself.
     if dim == 1 and norm.startswith("layernorm"):
         dim = 2
-    module = build_norm(norm, dim, backend="composite", eps=eps, eps_position=position)
+    module = build(norm, dim, backend, eps=eps, eps_position=position)
     x = (rows(dim, seed) * 10.0**exponent).float()
     if norm.startswith("layernorm"):
         # Rows that are nearly constant would test the input's rounding and not the norm.
@@ -73,6 +84,7 @@ def test_fp32_holds_from_1e_minus_18_to_1e18(
         assert (got.double() - expected).abs().max().item() <= 2e-5 * scale + 1e-38
 
 
+@either
 @quick
 @given(
     norm=st.sampled_from(DIVIDING),
@@ -83,9 +95,9 @@ def test_fp32_holds_from_1e_minus_18_to_1e18(
     seed=st.integers(0, 1000),
 )
 def test_beyond_the_range_results_stay_finite(
-    norm: str, dim: int, exponent: float, eps: float, position: str, seed: int
+    backend: str, norm: str, dim: int, exponent: float, eps: float, position: str, seed: int
 ) -> None:
-    module = build_norm(norm, dim, backend="composite", eps=eps, eps_position=position)
+    module = build(norm, dim, backend, eps=eps, eps_position=position)
     x = (rows(dim, seed) * 10.0**exponent).float()
     x[0, 1:] = 0  # a lone large or small entry
     x[1] = x[1].abs()  # for layernorm: a sum that overflows
@@ -96,17 +108,18 @@ def test_beyond_the_range_results_stay_finite(
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-30, 1e-20, 1e19, 1e20, 1e30, 1e38, 3.3e38])
 @pytest.mark.parametrize("dim", [8, 1024])
-def test_extreme_rows_stay_finite(composite: Any, dim: int, scale: float) -> None:
+def test_extreme_rows_stay_finite(dividing: Any, dim: int, scale: float) -> None:
     for eps in (0.0, 1e-5):
-        norm = composite.build(dim, eps=eps)
+        norm = dividing.build(dim, eps=eps)
         signs = torch.ones(2, dim)
         signs[1, ::2] = -1
-        if composite.norm in CENTRED:
+        if dividing.norm in CENTRED:
             scale = min(scale, 1.7e38)
         for got in run(norm, signs * scale, torch.ones(2, dim)):
             assert got.isfinite().all()
 
 
+@either
 @quick
 @given(
     norm=st.sampled_from(NORMS),
@@ -117,10 +130,10 @@ def test_extreme_rows_stay_finite(composite: Any, dim: int, scale: float) -> Non
     seed=st.integers(0, 1000),
 )
 def test_any_shape_and_dtype(
-    norm: str, shape: list[int], dim: int, dtype: torch.dtype, p: float, seed: int
+    backend: str, norm: str, shape: list[int], dim: int, dtype: torch.dtype, p: float, seed: int
 ) -> None:
     extra = {"p": p} if norm == "prmsnorm" else {}
-    module = build_norm(norm, dim, backend="composite", **extra)
+    module = build(norm, dim, backend, **extra)
     count = math.prod(shape)
     x = rows(dim, seed, count=count).reshape(*shape, dim).to(dtype)
     y = module(x)
@@ -146,8 +159,8 @@ def test_rows_do_not_see_each_other(norm: str, dim: int, shift: float, seed: int
     assert torch.equal(module(x)[0], module(other)[0])
 
 
-def test_nan_and_infinite_inputs_are_not_hidden(composite: Any) -> None:
-    norm = composite.build(8)
+def test_nan_and_infinite_inputs_are_not_hidden(dividing: Any) -> None:
+    norm = dividing.build(8)
     for value in (math.nan, math.inf):
         x = torch.ones(1, 8)
         x[0, 0] = value

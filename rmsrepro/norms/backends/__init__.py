@@ -92,13 +92,14 @@ def make_kernel(
     Raises:
         BackendUnavailable: the backend does not take these parameters, or cannot run on this machine.
     """
+    if isinstance(params, NoneParams):
+        backend = "composite"  # x itself, in each of them
     reason = refusal(params, backend)
-    if reason is None and not isinstance(params, NoneParams):
-        reason = missing(backend)
-        if reason is not None:
-            raise BackendUnavailable(not_here(backend, reason))
     if reason is not None:
         raise BackendUnavailable(unavailable(params.norm, backend, reason))
+    lacking = missing(backend)
+    if lacking is not None:
+        raise BackendUnavailable(not_here(backend, lacking))
     if statement is not None and backend == "composite":
         return statement(params, dim)
     # A module at a time, and not above: this one is read without torch.

@@ -27,7 +27,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rmsrepro.norms.backends import BackendUnavailable, Kernel, Statement, composite, not_here
-from rmsrepro.norms.params import NoneParams, NormParams
+from rmsrepro.norms.params import NormParams
 
 MOST_VARIANTS = 64
 """Most kernels of one function: dtypes of input and parameters, layouts, one row. torch's own limit is 8."""
@@ -43,7 +43,7 @@ def make_kernel(params: NormParams, dim: int, statement: Statement = composite.m
     Raises:
         TypeError: the statement does not cover the norm.
     """
-    return composite.identity if isinstance(params, NoneParams) else compile_made(statement, params, dim)
+    return compile_made(statement, params, dim)
 
 
 @cache
