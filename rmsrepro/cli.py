@@ -101,7 +101,7 @@ usage: rmsrepro status [watch=true] [out_dir=DIR]
 Runs that are done, running, failed and left, and the time to go.""",
     "bench": """\
 usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm]
-                      [backend=composite,torch] [key=value ...]
+                      [backend=composite,torch,compiled,fused] [key=value ...]
 
 Times each norm against LayerNorm: interleaved rounds in several fresh
 processes, LayerNorm twice as a control. The keys of train say what is timed

@@ -75,3 +75,15 @@ def repo_root() -> Path:
 def _scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty directory of its own, since outputs/ and ./conf are relative to it."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which the fused kernels cannot be built, as this process sees it."""
+    monkeypatch.setattr("rmsrepro.norms.backends.why_no_kernels", lambda: "no kernels in this test")
+
+
+@pytest.fixture
+def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has the fused kernels, for tests that choose a backend and run nothing in it."""
+    monkeypatch.setattr("rmsrepro.norms.backends.why_no_kernels", lambda: None)

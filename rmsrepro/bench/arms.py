@@ -8,7 +8,7 @@ from typing import Any
 
 from rmsrepro.bench.cells import Arm, Contestant
 from rmsrepro.config.errors import UserError
-from rmsrepro.norms import BackendUnavailable, NormSpec, resolve_backend
+from rmsrepro.norms import BackendUnavailable, NormSpec, choose_backend, resolve_backend
 from rmsrepro.norms.given import check_task
 
 BASELINE = "layernorm"
@@ -31,9 +31,13 @@ def arrange_arms(norms: Iterable[Mapping[str, Any]], task: str | None = None) ->
     notes: list[str] = []
     automatic = [NormSpec(name, params) for name, params, backend in asked if backend == "auto"]
     if automatic:
-        chosen = resolve_backend([NormSpec(BASELINE), *automatic], "auto")
-        notes.append(f"backend=auto is {chosen}: the fastest that all arms have")
-        asked = [(name, params, chosen if backend == "auto" else backend) for name, params, backend in asked]
+        choice = choose_backend([NormSpec(BASELINE), *automatic], "auto")
+        why = f" ({choice.note})" if choice.note else ""
+        notes.append(f"backend=auto is {choice.backend}: the fastest that all arms have{why}")
+        asked = [
+            (name, params, choice.backend if backend == "auto" else backend)
+            for name, params, backend in asked
+        ]
     arms: list[Arm] = []
     for backend in dict.fromkeys(backend for _, _, backend in asked):
         own = [(name, params) for name, params, used in asked if used == backend]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rmsrepro.norms.backends import BackendUnavailable
-from rmsrepro.norms.factory import NormSpec, build_norm, resolve_backend
+from rmsrepro.norms.factory import NormSpec, build_norm, choose_backend, resolve_backend
 from rmsrepro.norms.registry import (
     NormInfo,
     list_norms,
@@ -43,6 +43,7 @@ __all__ = [
     "NormSpec",
     "apply_norm",
     "build_norm",
+    "choose_backend",
     "is_norm",
     "list_norms",
     "match_gains",

@@ -92,10 +92,10 @@ class Run:
         self._tracker = open_tracker(
             config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
         )
-        title = self.identity.run_id
+        title, note = self.identity.run_id, norm_spec(config).backend_note
         self.say(
             f"{title}: {f'resumed at step {step}' if start else 'training'}, "
-            f"{self._parameters:,} parameters, {self._backend} backend"
+            f"{self._parameters:,} parameters, {self._backend} backend{f' ({note})' if note else ''}"
         )
         with progress_view(
             self.console, title, config.trainer.max_steps, enabled=config.trainer.progress
@@ -248,6 +248,7 @@ class Run:
             "n_parameters": self._parameters,
             "norm_params": dict(spec.resolved_params),
             "backend_used": spec.backend_used,
+            "backend_note": spec.backend_note,
             "data_hash": self.identity.content["data"],
             "parent": self.parent.run_id if self.parent else None,
             "error": error,

@@ -64,6 +64,7 @@ def base_record(config: TrainConfig, run_id: str, group: str) -> dict[str, Any]:
         "norm_params": {key: value for key, value in config.norm.items() if key != "name"},
         "backend": config.backend.value,
         "backend_used": config.backend.value,
+        "backend_note": None,
         "model": config.model.name,
         "task": config.task.name,
         "data": config.data.name,

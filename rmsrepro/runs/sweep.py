@@ -21,7 +21,7 @@ from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, Placement, TrainConfig
 from rmsrepro.data import data_fingerprint
-from rmsrepro.norms import NormSpec, resolve_backend
+from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
 from rmsrepro.runs.checkpoints import load_checkpoint
 from rmsrepro.runs.files import read_json, to_json, write_atomic
@@ -142,14 +142,15 @@ def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
         return
     specs: list[NormSpec] = [norm_spec(job.config) for job in open_jobs]
     try:
-        backend = resolve_backend(specs, "auto")
+        choice = choose_backend(specs, "auto")
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     for job in open_jobs:
-        job.config = replace(job.config, backend=Backend(backend))
+        job.config = replace(job.config, backend=Backend(choice.backend))
     some = len(open_jobs) < len(jobs)
     who = f"{len(open_jobs)} of {len(jobs)} jobs" if some else "all jobs"
-    notes.append(f"backend=auto: {who} use {backend}, the fastest that all their norms have")
+    why = f" ({choice.note})" if choice.note else ""
+    notes.append(f"backend=auto: {who} use {choice.backend}, the fastest that all their norms have{why}")
 
 
 def _identify(job: Job, fingerprints: dict[str, str]) -> None:

@@ -25,11 +25,13 @@ def bench(overrides: list[Override]) -> int:
         prepared = prepare_bench(label_study(overrides))
         if ignored := _ignored(overrides, prepared):
             say(f"bench=layer times norms by themselves; not looked at: {', '.join(ignored)}", stderr=True)
-        if _trains_on_torch(overrides, prepared):
+        trained_on = _trained_on(overrides, prepared)
+        if trained_on != "composite":
+            kernels = "this package's fused kernels" if trained_on == "fused" else "torch's own functions"
             say(
                 "backend=composite, since none was named: norms written from primitive operations, as the "
-                "paper's. Training these takes torch's own functions, where the answer may be another: "
-                "backend=composite,torch times both",
+                f"paper's. Training these takes {kernels}, where the answer may be another: "
+                f"backend=composite,{trained_on} times both",
                 stderr=True,
             )
         result = run_prepared_bench(prepared)
@@ -56,14 +58,14 @@ def _ignored(overrides: Sequence[Override], prepared: PreparedBench) -> list[str
     return list(dict.fromkeys(item.key for item in overrides if item.key.split(".")[0] in _OF_MODELS))
 
 
-def _trains_on_torch(overrides: Sequence[Override], prepared: PreparedBench) -> bool:
-    """Whether no backend was named, and `backend=auto` would take torch for these norms."""
+def _trained_on(overrides: Sequence[Override], prepared: PreparedBench) -> str:
+    """Return what `backend=auto` takes for these norms, or composite if the command names a backend."""
     from rmsrepro.norms import NormSpec, resolve_backend
 
     if any(item.key == "backend" for item in overrides):
-        return False
+        return "composite"
     specs = [NormSpec(one["name"], one["params"]) for one in prepared.norms]
-    return resolve_backend(specs, "auto") == "torch"
+    return resolve_backend(specs, "auto")
 
 
 @dataclass

@@ -105,12 +105,27 @@ def test_the_same_arm_twice_is_one_and_the_same_norm_with_other_parameters_is_an
     ]
 
 
+@pytest.mark.usefixtures("fused_kernels")
+def test_auto_is_fused_where_the_kernels_can_be_had() -> None:
+    arms, notes = arrange_arms(
+        [{"name": name, "backend": "auto"} for name in ("layernorm", "prmsnorm", "none")]
+    )
+    assert [arm.label for arm in arms] == ["layernorm/fused", "prmsnorm/fused", "none/fused"]
+    assert notes == ["backend=auto is fused: the fastest that all arms have"]
+    arms, _ = arrange_arms([{"name": name, "backend": "auto"} for name in ("layernorm", "crmsnorm")])
+    assert [arm.label for arm in arms] == ["layernorm/composite", "crmsnorm/composite"]
+
+
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_auto_is_one_backend_that_all_arms_have() -> None:
     arms, notes = arrange_arms(
         [{"name": name, "backend": "auto"} for name in ("layernorm", "prmsnorm", "none")]
     )
     assert [arm.label for arm in arms] == ["layernorm/composite", "prmsnorm/composite", "none/composite"]
-    assert notes == ["backend=auto is composite: the fastest that all arms have"]
+    assert notes == [
+        "backend=auto is composite: the fastest that all arms have "
+        "(not the fused kernels: no kernels in this test)"
+    ]
     arms, _ = arrange_arms([{"name": name, "backend": "auto"} for name in ("layernorm", "rmsnorm")])
     assert [arm.label for arm in arms] == ["layernorm/torch", "rmsnorm/torch"]
 

@@ -41,6 +41,7 @@ def test_a_dry_run_lists_the_jobs_and_touches_nothing(cli: Run) -> None:
     assert tree() == set()
 
 
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_a_sweep_runs_is_skipped_and_grows(cli: Run) -> None:
     first = cli("sweep", *SHORT, "norm=layernorm,rmsnorm", "seed=1")
     assert first.code == 0
@@ -48,7 +49,10 @@ def test_a_sweep_runs_is_skipped_and_grows(cli: Run) -> None:
     assert {(record["norm"], record["backend"]) for record in records().values()} == {
         ("layernorm", "torch"), ("rmsnorm", "torch"),
     }  # fmt: skip
-    assert notes(first) == ["backend=auto: all jobs use torch, the fastest that all their norms have"]
+    assert notes(first) == [
+        "backend=auto: all jobs use torch, the fastest that all their norms have "
+        "(not the fused kernels: no kernels in this test)"
+    ]
     before = {path: Path(path).read_bytes() for path in tree() if Path(path).is_file()}
     again = cli("sweep", *SHORT, "norm=layernorm,rmsnorm", "seed=1")
     assert again.code == 0
@@ -66,6 +70,15 @@ def test_a_sweep_runs_is_skipped_and_grows(cli: Run) -> None:
     assert "nothing to do" in cli("train", *SHORT, "norm=rmsnorm", "seed=1", "backend=torch").out
 
 
+@pytest.mark.usefixtures("fused_kernels")
+def test_auto_is_fused_where_the_kernels_can_be_had(cli: Run) -> None:
+    ran = cli("sweep", *SHORT, "norm=layernorm,rmsnorm,prmsnorm", "dry_run=true")
+    assert notes(ran) == ["backend=auto: all jobs use fused, the fastest that all their norms have"]
+    ran = cli("sweep", *SHORT, "norm=layernorm,dyt", "dry_run=true")
+    assert notes(ran) == ["backend=auto: all jobs use composite, the fastest that all their norms have"]
+
+
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_a_norm_parameter_applies_to_the_norms_that_have_it(cli: Run) -> None:
     ran = cli("sweep", *SHORT, "norm=layernorm,prmsnorm,none", "norm.p=0.5", "norm.gain=false")
     assert ran.code == 0, ran.out
@@ -169,6 +182,7 @@ def test_every_bad_job_is_named_and_the_good_ones_run(cli: Run) -> None:
     assert set(records()) == set(found)
 
 
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_a_norm_that_does_not_suit_the_task_fails_alone(cli: Run) -> None:
     ran = cli("sweep", *SHORT, "norm=batchnorm,layernorm")
     assert ran.code == 1

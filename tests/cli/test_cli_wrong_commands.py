@@ -150,7 +150,7 @@ WRONG = [
     ("reproduce study=smoke bench.procesess=4", "did you mean bench.processes"),
     # timing and pages
     ("bench norm=foo", "norm=foo: there is no such norm"),
-    ("bench backend=foo", "backend=foo: not a valid value (one of: auto, composite, torch)"),
+    ("bench backend=foo", "backend=foo: not a valid value (one of: auto, composite, torch, compiled, fused)"),
     ("bench bench=foo", "bench=foo: there is no such bench (bench is one of: "),
     ("bench bench.processes=1", "bench.processes=1: the interval is taken over processes, so it needs"),
     ("bench bench.precision=5", "bench.precision=5.0: a fraction between 0 and 1 is needed"),

@@ -199,7 +199,8 @@ def test_keys_follow_the_chosen_model(refused: Refused, compose: Compose) -> Non
         ("study_name=[a]", "study: expected text"),
         (
             "backend=trch",
-            "backend=trch: not a valid value; did you mean torch? (one of: auto, composite, torch)",
+            "backend=trch: not a valid value; did you mean torch? (one of: auto, composite, torch, compiled, "
+            "fused)",
         ),
         ("model.size=huge", "model.size=huge: not a valid value (one of: tiny, small, paper)"),
         ("optim.schedule=Cosine", "optim.schedule=Cosine: not a valid value; did you mean cosine?"),

@@ -10,7 +10,6 @@ from rmsrepro.config.schema import Backend
 from rmsrepro.norms import (
     BackendUnavailable,
     NormSpec,
-    backends,
     build_norm,
     norm_info,
     register_norm,
@@ -28,19 +27,7 @@ FUSED = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which the fused kernels cannot be built."""
-    monkeypatch.setattr(backends, "why_no_kernels", lambda: "there is no compiler; install g++")
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has the fused kernels."""
-    monkeypatch.setattr(backends, "why_no_kernels", lambda: None)
-
-
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("no_fused_kernels")
 @pytest.mark.parametrize(
     ("norm", "given", "reason"),
     [
@@ -88,12 +75,12 @@ def test_unknown_backend_names_the_nearest() -> None:
         (["layernorm", "batchnorm", "dyt"], "compiled", "compiled"),
     ],
 )
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_one_backend_for_all_arms_without_fused_kernels(norms: list[str], wanted: str, used: str) -> None:
     assert resolve_backend([NormSpec(norm) for norm in norms], wanted) == used
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("fused_kernels")
 @pytest.mark.parametrize(
     ("norms", "wanted", "used"),
     [
@@ -112,9 +99,9 @@ def test_one_backend_for_all_arms_with_fused_kernels(norms: list[str], wanted: s
     assert (choice.backend, choice.note) == (used, None)
 
 
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_auto_says_why_it_is_not_fused() -> None:
-    lacking = "not the fused kernels: there is no compiler; install g++"
+    lacking = "not the fused kernels: no kernels in this test"
     assert NormSpec("layernorm").backend_note == lacking
     assert choose_backend([NormSpec("layernorm"), NormSpec("prmsnorm")], "auto") == Choice(
         "composite", lacking
@@ -125,9 +112,9 @@ def test_auto_says_why_it_is_not_fused() -> None:
     assert NormSpec("none").backend_note is None
 
 
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_fused_without_kernels_says_what_to_do() -> None:
-    message = "backend=fused cannot run here: there is no compiler; install g++; or use backend=composite"
+    message = "backend=fused cannot run here: no kernels in this test; or use backend=composite"
     for attempt in (
         lambda: build_norm("rmsnorm", 8, backend="fused"),
         lambda: RMSNorm(8, backend="fused"),
@@ -146,7 +133,7 @@ def test_fused_says_what_it_does_not_cover(norm: str) -> None:
     assert refusal(resolve_params(norm), "compiled") is None
 
 
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_auto_looks_at_the_parameters_of_each_arm() -> None:
     arms = [NormSpec("layernorm"), NormSpec("rmsnorm", {"variant": "authors_torch"})]
     assert resolve_backend(arms, "auto") == "composite"
@@ -154,7 +141,7 @@ def test_auto_looks_at_the_parameters_of_each_arm() -> None:
         resolve_backend(arms, "torch")
 
 
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_auto_builds_what_it_says() -> None:
     assert build_norm("layernorm", 8).backend == "torch"
     assert build_norm("layernorm", 8, eps=0.0).backend == "composite"

@@ -7,8 +7,6 @@ import shutil
 import sys
 import sysconfig
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -40,9 +38,6 @@ def cxx() -> str | None:
 
 def why_no_kernels() -> str | None:
     """Return what the fused kernels lack, or None when they are built; it may build them, in seconds."""
-    fused = "rmsrepro.norms.backends.fused"
-    if any(find_spec(f"{fused}.{name}") is None for name in ("library", "kernel")):
-        return "this installation has no fused kernels"
-    library = import_module(f"{fused}.library")
-    reason: str | None = library.why_unavailable()
-    return reason
+    from rmsrepro.norms.backends.fused.library import why_unavailable
+
+    return why_unavailable()

@@ -110,7 +110,7 @@ def zero_rows(subject: Subject) -> Check:
     """Rows of zeros, whole or in part, give finite outputs and gradients."""
     findings, measured = Findings(), {}
     subjects = {"": subject}
-    if subject.built_in and subject.has("eps") and not subject.of_weights and subject.backend == "composite":
+    if subject.built_in and subject.has("eps") and not subject.of_weights and subject.backend != "torch":
         subjects = {"": subject, " at eps=0": subject.at(eps=0.0), " at eps=1e-8": subject.at(eps=1e-8)}
     for label, one in subjects.items():
         for zeros in sorted({subject.dim, subject.dim // 2, 1, subject.dim - 1}, reverse=True):
@@ -182,7 +182,7 @@ def value_range(subject: Subject) -> Check:
     measured = {part: _stretch(exponents) for part, exponents in good.items()}
     whole = {part: ends == [EXPONENTS[0], EXPONENTS[-1]] for part, ends in measured.items()}
     # Kernels that are not this package's have a range of their own, which the card tells.
-    needed = (EXPONENTS[0], EXPONENTS[-1]) if subject.built_in and subject.backend == "composite" else OTHERS
+    needed = (EXPONENTS[0], EXPONENTS[-1]) if subject.built_in and subject.backend != "torch" else OTHERS
     for part, ends in measured.items():
         if not ends or ends[0] > needed[0] or ends[1] < needed[1]:
             told = f"from 1e{ends[0]} to 1e{ends[1]} only" if ends else "nowhere"

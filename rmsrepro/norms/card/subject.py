@@ -28,7 +28,7 @@ class Subject:
     Attributes:
         name: a registered name or an import string.
         params: parameters as given.
-        backend: composite or torch.
+        backend: one of `BACKENDS`.
         dim: size of the last dimension.
     """
 
