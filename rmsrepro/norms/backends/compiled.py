@@ -33,12 +33,18 @@ MOST_VARIANTS = 64
 """Most kernels of one function: dtypes of input and parameters, layouts, one row. torch's own limit is 8."""
 
 
-def make_kernel(params: NormParams, dim: int, statement: Statement = composite.make_kernel) -> Kernel:
+def whole_rows(params: NormParams, dim: int) -> Kernel:
+    """Return the composite kernel with no row summed in parts, which would be a loop each."""
+    return composite.make_kernel(params, dim, split=False)
+
+
+def make_kernel(params: NormParams, dim: int, statement: Statement = whole_rows) -> Kernel:
     """Return a compiled kernel of a built-in norm of width `dim`.
 
     Args:
-        statement: makes the function to compile from the same two, as `Compiled` takes it: the composite
-            kernel, or what the norm has instead.
+        params: the norm's parameters.
+        dim: size of the last dimension.
+        statement: makes the function to compile from the same two, as `Compiled` takes it.
 
     Raises:
         TypeError: the statement does not cover the norm.

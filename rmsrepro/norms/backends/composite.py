@@ -222,8 +222,13 @@ def compressed_rms(scale: RowScale, x: Tensor, gain: Tensor | None, bias: Tensor
     return finish(wide * scale(wide, wide.sum(-1, keepdim=True)), gain, bias, x.dtype)
 
 
-def make_kernel(params: NormParams, dim: int) -> Kernel:
+def make_kernel(params: NormParams, dim: int, *, split: bool = True) -> Kernel:
     """Return the composite kernel of a built-in norm of width `dim`.
+
+    Args:
+        params: the norm's parameters.
+        dim: size of the last dimension.
+        split: as for `RowScale`. For torch's operations parts are cheaper than making the row smaller.
 
     Raises:
         TypeError: the norm has no kernel of x, gain and bias alone.
@@ -234,15 +239,15 @@ def make_kernel(params: NormParams, dim: int) -> Kernel:
         k, rounded = params.entries(dim), FINISH[params.casting]
         if k < dim:
             return partial(partial_rms, row_scale(params, k, mean=True, split=False), k, finish=rounded)
-        return partial(rms, row_scale(params, dim, mean=True), finish=rounded)
+        return partial(rms, row_scale(params, dim, mean=True, split=split), finish=rounded)
     if isinstance(params, LayerNormParams | LayerNormNoBiasParams):
-        return partial(layernorm, row_scale(params, dim, mean=True))
+        return partial(layernorm, row_scale(params, dim, mean=True, split=split))
     if isinstance(params, RMSFamilyParams):
-        return partial(rms, row_scale(params, dim, mean=True), finish=FINISH[params.casting])
+        return partial(rms, row_scale(params, dim, mean=True, split=split), finish=FINISH[params.casting])
     if isinstance(params, L2NormParams | ScaleNormParams):
-        return partial(rms, row_scale(params, dim, mean=False))
+        return partial(rms, row_scale(params, dim, mean=False, split=split))
     if isinstance(params, CRMSNormParams):
-        return partial(compressed_rms, row_scale(params, dim, mean=True, unstored=1))
+        return partial(compressed_rms, row_scale(params, dim, mean=True, split=split, unstored=1))
     raise TypeError(f"no composite kernel for {type(params).__name__}")
 
 
