@@ -158,19 +158,31 @@ def test_an_arm_that_one_cell_lacks_is_told_with_the_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "kernels", "told"),
     [
-        (["norm=layernorm,rmsnorm"], True),
-        (["norm=layernorm,prmsnorm"], False),  # training takes composite for these as well
-        (["norm=layernorm,rmsnorm", "backend=composite"], False),
+        (["norm=layernorm,rmsnorm"], "no_fused_kernels", "torch's own functions"),
+        (["norm=layernorm,rmsnorm"], "fused_kernels", "this package's fused kernels"),
+        (["norm=layernorm,prmsnorm"], "fused_kernels", "backend=composite,fused times both"),
+        # Training takes composite for these as well.
+        (["norm=layernorm,prmsnorm"], "no_fused_kernels", None),
+        (["norm=layernorm,rmsnorm,dyt"], "fused_kernels", None),
+        (["norm=layernorm,rmsnorm", "backend=composite"], "fused_kernels", None),
     ],
 )
 def test_a_backend_that_nobody_named_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str], told: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    given: list[str],
+    kernels: str,
+    told: str | None,
 ) -> None:
+    request.getfixturevalue(kernels)
     result = {"status": "completed", "comparisons": [], "arms": []}
     monkeypatch.setattr(
         timing, "run_prepared_bench", lambda prepared: SimpleNamespace(path=Path("there"), result=result)
     )
     assert main(["bench", "bench=layer", *given]) == 0
-    assert ("backend=composite, since none was named" in capsys.readouterr().err) is told
+    said = capsys.readouterr().err
+    assert ("backend=composite, since none was named" in said) is (told is not None)
+    assert told is None or told in said

@@ -315,7 +315,7 @@ def test_train_refuses_it(cli: Run, layernorm: Trained, options: list[str], was:
 
 
 def test_another_backend_is_the_same_norm(cli: Run, layernorm: Trained) -> None:
-    assert layernorm.record["backend_used"] == "torch"
+    assert layernorm.record["backend_used"] in ("fused", "torch")  # as the machine has it
     ran = cli("train", *LAYERNORM, "backend=composite", f"ckpt={layernorm.path}", "trainer.max_steps=7")
     assert ran.code == 0, ran.err
 

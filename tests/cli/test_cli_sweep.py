@@ -384,3 +384,39 @@ def test_two_workers_do_as_one(program: Run) -> None:
 def test_command_and_environment_are_those_of_this_test() -> None:
     assert command("x")[-1] == "x"
     assert "HOME" not in environment({"HOME": None})
+
+
+# ----------------------------------------------------------------------- backends of single runs
+
+
+@pytest.mark.usefixtures("no_fused_kernels")
+def test_a_run_says_and_records_why_it_is_not_fused(cli: Run) -> None:
+    ran = cli("train", *SHORT, "norm=rmsnorm")
+    note = "not the fused kernels: no kernels in this test"
+    assert f"composite backend ({note})" in ran.out
+    (record,) = records().values()
+    assert (record["backend"], record["backend_used"], record["backend_note"]) == ("auto", "composite", note)
+
+
+@pytest.mark.usefixtures("no_fused_kernels")
+def test_a_backend_that_cannot_run_here_ends_the_command(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmsrepro.norms.backends.why_no_compiler", lambda: "no compiler in this test")
+    for backend, lacking in (("fused", "no kernels in this test"), ("compiled", "no compiler in this test")):
+        for verb in ("train", "sweep", "check-norm"):
+            keys = [] if verb == "check-norm" else SHORT
+            ran = cli(verb, *keys, "norm=rmsnorm", f"backend={backend}")
+            assert ran.code == 2
+            message = f"backend={backend} cannot run here: {lacking}; or use backend=composite"
+            assert message in ran.err
+            assert "Traceback" not in ran.err
+    assert tree() == set()
+
+
+@pytest.mark.slow
+def test_a_run_on_the_compiled_backend(cli: Run) -> None:
+    for norm in ("layernorm", "batchnorm"):
+        task = ["task=translation", "data=cldr"] if norm == "batchnorm" else []
+        assert cli("train", *SHORT, *task, f"norm={norm}", "backend=compiled").code == 0
+    for record in records().values():
+        assert record["backend_used"] == "compiled"
+        assert record["warmup_s"] > 0
