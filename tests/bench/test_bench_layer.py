@@ -120,10 +120,15 @@ def parts(workbench: LayerWorkbench, one: Arm, where: Cell) -> Iterator[LayerSte
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
+@pytest.mark.parametrize(
+    "backends",
+    [("composite", "torch", "fused"), pytest.param(("compiled",), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_every_norm_passes_the_gate_on_every_backend(
-    workbench: LayerWorkbench, tmp_path: Path, mode: str, dtype: str
+    workbench: LayerWorkbench, tmp_path: Path, mode: str, dtype: str, backends: tuple[str, ...]
 ) -> None:
-    arms, _ = LayerLevel().arrange(CONFIG, base(tmp_path), asked(*NAMES))
+    arms, _ = LayerLevel().arrange(CONFIG, base(tmp_path), asked(*NAMES, backends=backends))
     where = cell(mode, dtype)
     for one in arms:
         if one.unavailable is None and one.role == "norm":
