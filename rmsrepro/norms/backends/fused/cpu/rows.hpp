@@ -79,7 +79,7 @@ using Wide = typename Element<E>::Wide;
 
 template <class W>
 INLINE W total(const typename Element<W>::V (&sum)[4]) {
-    return horizontal_sum<W>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    return horizontal_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 template <class W>
@@ -152,7 +152,7 @@ INLINE Scale<W> scale_of(W mean, W m, const Plan<W>& plan) {
 template <class E>
 INLINE Wide<E> mean_of(const E* a, const Plan<Wide<E>>& plan) {
     typename Element<E>::V sum[4] = {};
-    walk_sums<E>(0, plan.n, [&](auto how, int64_t j, int u) { sum[u] += how.load(a + j); });
+    walk_sums<E>(0, plan.n, [&](auto how, int64_t j, int u) ALWAYS { sum[u] += how.load(a + j); });
     return total<Wide<E>>(sum) * plan.inverse_n;
 }
 
@@ -163,7 +163,7 @@ Scale<Wide<E>> measure(const E* a, const Plan<Wide<E>>& plan) {
     const W mean = CENTRED ? mean_of(a, plan) : W(0);
     const V centre = broadcast<E>(mean);
     V squares[4] = {};
-    walk_sums<E>(0, plan.k, [&](auto how, int64_t j, int u) {
+    walk_sums<E>(0, plan.k, [&](auto how, int64_t j, int u) ALWAYS {
         const V c = CENTRED ? how.keep(how.load(a + j) - centre) : how.load(a + j);
         squares[u] += c * c;
     });
@@ -177,7 +177,7 @@ Sums<Wide<E>> measure_gradient(const E* a, const E* dy, const Wide<E>* gain, con
     const W mean = CENTRED ? mean_of(a, plan) : W(0);
     const V centre = broadcast<E>(mean);
     V squares[4] = {}, hs[4] = {}, hcs[4] = {};
-    walk_sums<E>(0, plan.k, [&](auto how, int64_t j, int u) {
+    walk_sums<E>(0, plan.k, [&](auto how, int64_t j, int u) ALWAYS {
         const V c = CENTRED ? how.keep(how.load(a + j) - centre) : how.load(a + j);
         const V h = how.load(dy + j) * how.load(gain + j);
         squares[u] += c * c;
@@ -185,7 +185,7 @@ Sums<Wide<E>> measure_gradient(const E* a, const E* dy, const Wide<E>* gain, con
         if (CENTRED) hs[u] += h;
     });
     if (!CENTRED)
-        walk_sums<E>(plan.k, plan.n, [&](auto how, int64_t j, int u) {
+        walk_sums<E>(plan.k, plan.n, [&](auto how, int64_t j, int u) ALWAYS {
             hcs[u] += how.load(dy + j) * how.load(gain + j) * how.load(a + j);
         });
     const W hc = total<W>(hcs);
@@ -200,7 +200,7 @@ void write_row(const E* a, const Scale<Wide<E>>& scale, const Wide<E>* gain, con
                bool stream) {
     typedef typename Element<E>::V V;
     const V centre = broadcast<E>(scale.mean), r = broadcast<E>(scale.r);
-    walk<E>(0, n, [&](auto how, int64_t j) {
+    walk<E>(0, n, [&](auto how, int64_t j) ALWAYS {
         V value = CENTRED ? how.load(a + j) - centre : how.load(a + j);
         value = value * r * how.load(gain + j);
         if (bias != nullptr) value += how.load(bias + j);
@@ -223,7 +223,7 @@ void write_gradient(const E* a, const E* dy, const E* extra, const Sums<Wide<E>>
     // In two parts: of the entries that the statistic read, and of the others.
     for (int part = 0; part < (CENTRED || plan.k == plan.n ? 1 : 2); ++part) {
         const V q = broadcast<E>(part == 0 ? factor : W(0));
-        walk<E>(part == 0 ? 0 : plan.k, part == 0 ? plan.k : plan.n, [&](auto how, int64_t j) {
+        walk<E>(part == 0 ? 0 : plan.k, part == 0 ? plan.k : plan.n, [&](auto how, int64_t j) ALWAYS {
             const V c = CENTRED ? how.load(a + j) - centre : how.load(a + j);
             const V upstream = how.load(dy + j);
             V value = upstream * how.load(gain + j) - q * c;

@@ -10,7 +10,8 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE __attribute__((always_inline)) inline
+#define ALWAYS __attribute__((always_inline))
+#define INLINE ALWAYS inline
 
 namespace LEVEL {
 
@@ -137,9 +138,15 @@ struct Element<bf16> {
     typedef float Wide;
     typedef vfloat V;
     static INLINE V load(const bf16* from) {
+#if WIDTH == 64
+        const vuint bits = vuint(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))) << 16;
+#elif WIDTH == 32
+        const vuint bits = vuint(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))) << 16;
+#else
         vhalf half;
         memcpy(&half, from, sizeof half);
         const vuint bits = __builtin_convertvector(half, vuint) << 16;
+#endif
         V value;
         memcpy(&value, &bits, sizeof value);
         return value;
@@ -236,14 +243,18 @@ INLINE void store_part(E* to, typename Element<E>::V value, int64_t count) {
     for (int64_t lane = 0; lane < count; ++lane) to[lane] = part[lane];
 }
 
-template <class E>
-INLINE typename Element<E>::Wide horizontal_sum(typename Element<E>::V value) {
-    typename Element<E>::Wide parts[lanes<E>], sum = 0;
-    memcpy(parts, &value, sizeof value);
-    for (int64_t half = lanes<E> / 2; half > 0; half /= 2)
-        for (int64_t lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
-    sum = parts[0];
-    return sum;
+// The sum over the lanes, halves first: the same order at every width.
+#if WIDTH == 64
+INLINE float horizontal_sum(vfloat value) { return _mm512_reduce_add_ps(__m512(value)); }
+INLINE double horizontal_sum(vdouble value) { return _mm512_reduce_add_pd(__m512d(value)); }
+#else
+template <class V>
+INLINE auto horizontal_sum(V value) {
+    constexpr int64_t size = sizeof(V) / sizeof(value[0]);
+    for (int64_t half = size / 2; half > 0; half /= 2)
+        for (int64_t lane = 0; lane < half; ++lane) value[lane] += value[lane + half];
+    return value[0];
 }
+#endif
 
 }  // namespace LEVEL
