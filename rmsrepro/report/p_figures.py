@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,13 @@ def time_over_p(found: Sequence[OverP], *, baseline: str) -> Figure | None:
     if not found:
         return None
     figure = _blank([p for one in found for p, _ in one.points], 380 + 20 * len(found))
-    for number, one in enumerate(found):
+    shades: dict[tuple[str, int], str] = {}
+    drawn = Counter[tuple[str, str]]()
+    for one in found:
+        # A place has one colour, and its backends differ in their dashes.
+        nth = drawn[one.place.title, one.backend]
+        drawn[one.place.title, one.backend] += 1
+        shade = shades.setdefault((one.place.title, nth), LINES[len(shades) % len(LINES)])
         timed = [(p, time) for p, time in one.points] + ([(1.0, one.whole)] if one.whole else [])
         points = [
             _Point(
@@ -52,9 +59,7 @@ def time_over_p(found: Sequence[OverP], *, baseline: str) -> Figure | None:
         ]
         line, whole = (points[:-1], points[-1]) if one.whole else (points, None)
         name = f"{one.place.title}, {one.backend}"
-        figure.add_traces(
-            _traces(line, whole, name, LINES[number % len(LINES)], DASHES.get(one.backend, "solid"))
-        )
+        figure.add_traces(_traces(line, whole, name, shade, DASHES.get(one.backend, "solid")))
     figure.update_yaxes(title_text=safe(f"% less time than {baseline}"))
     return Figure("time-over-p", "pRMSNorm over p: time saved", figure, figure.layout.height)
 

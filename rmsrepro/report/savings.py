@@ -178,10 +178,17 @@ def remaining_text(rows: Sequence[Remaining]) -> list[str]:
             continue
         parts = [f"{saved(composite)} written from primitive operations"]
         for backend, time in others.items():
-            how = "with torch's own nn.LayerNorm and nn.RMSNorm" if backend == "torch" else f"when {backend}"
-            parts.append(f"{saved(time)} {how}")
+            parts.append(f"{saved(time)} {_HOW.get(backend, f'on {backend}')}")
         sentences.append(f"{row.place.title}: {row.label} takes {join(parts)}.")
     return sentences
+
+
+_HOW = {
+    "torch": "with torch's own nn.LayerNorm and nn.RMSNorm",
+    "compiled": "with both compiled by Inductor",
+    "fused": "with both on this package's fused kernels",
+}
+"""How a backend has norm and LayerNorm."""
 
 
 def saved(time: StepTime) -> str:

@@ -117,6 +117,41 @@ def test_the_forest_shows_reductions_the_control_and_the_paper(timed: Path, stud
     assert 0 < mark["y"][0] - rms["y"][0] < 0.5  # in the row of its timing
 
 
+def test_the_page_says_what_the_timed_backends_are(tmp_path: Path, made: Made) -> None:
+    rows = [
+        model_level(made, "rmsnorm", ratio, name) for name, ratio in (("composite", 0.83), ("fused", 0.96))
+    ]
+    made("bench", tmp_path, rows)
+    page = Page(build_report(tmp_path).page)
+    assert "runs on another backend. fused is kernels made alike for all norms" in page.text
+    assert "nn.RMSNorm run" not in page.text
+    assert "with both on this package's fused kernels" in page.text
+    assert [name for name in ("compiled is", "torch is") if name in page.text] == []
+
+
+def test_over_p_places_have_a_colour_and_backends_a_dash(tmp_path: Path, made: Made) -> None:
+    """More lines than colours, and no two lines alike."""
+    shapes = [f"{rows}x256" for rows in (1, 2, 3, 4, 5)]
+    backends = {"composite": "solid", "fused": "dashdot"}
+    rows, arms = [], []
+    for shape in shapes:
+        for backend in backends:
+            for p in (0.0625, 0.5):
+                facts = {"level": "layer", "model": "", "task": "", "shape": shape}
+                own = {"arm": f"prmsnorm(p={p})/{backend}", "norm_params": {"p": p}}
+                rows.append(model_level(made, "prmsnorm", 0.9, backend, **facts, **own))
+                arms.append(arm("prmsnorm", backend, **facts, **own))
+    made("bench", tmp_path, rows, arms=arms)
+    figure = Page(build_report(tmp_path).page).figures["time-over-p"]
+    lines = {trace["name"]: trace["line"] for trace in traces(figure, mode="lines+markers")}
+    assert len(lines) == len(shapes) * len(backends)
+    for shape in shapes:
+        own = {name.split(", ")[-1]: line for name, line in lines.items() if f" {shape}," in name}
+        assert {backend: line["dash"] for backend, line in own.items()} == backends
+        assert len({line["color"] for line in own.values()}) == 1
+    assert len({(line["color"], line["dash"]) for line in lines.values()}) == len(lines)
+
+
 def test_the_loss_stands_against_the_benchs_seconds(timed: Path, study: StudyConfig) -> None:
     page = Page(build_report(timed, study=study).page)
     steps = page.figures["loss-step-0"]["data"]
