@@ -37,6 +37,10 @@ os.environ.update(
 for _name in ("WANDB_API_KEY", "WANDB_DIR", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_RUN_ID"):
     os.environ.pop(_name, None)
 
+# Built kernels are kept: what they are built from is in their name. Programs with another home find them too.
+_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("RMSREPRO_CACHE", str(_caches / "rmsrepro"))
+
 # Programs that tests start elsewhere find the package even when the checkout is not installed.
 try:
     importlib.metadata.version("rmsrepro")
@@ -75,6 +79,14 @@ def repo_root() -> Path:
 def _scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty directory of its own, since outputs/ and ./conf are relative to it."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_kernels() -> None:
+    """The fused kernels, where they can be had, are built before a test reads what a command prints."""
+    from rmsrepro.norms.backends.toolchain import why_no_kernels
+
+    why_no_kernels()
 
 
 @pytest.fixture

@@ -183,14 +183,21 @@ def _gpu() -> str:
 
 
 def _backends() -> str:
-    """Each backend with the norms that it takes as they are by default."""
+    """Each backend with the norms that it takes as they are by default, or what it lacks on this machine.
+
+    Builds the fused kernels where they are not built yet, as the first run would.
+    """
     from rmsrepro.norms import resolve_params
-    from rmsrepro.norms.backends import BACKENDS, refusal
+    from rmsrepro.norms.backends import BACKENDS, missing, refusal
     from rmsrepro.norms.params import BUILTIN_PARAMS
 
     names = [name for name in BUILTIN_PARAMS if name != "none"]
     told = []
-    for backend in sorted(BACKENDS):
-        taken = [name for name in names if refusal(resolve_params(name), backend) is None]
-        told.append(f"{backend} ({'all norms' if taken == names else ', '.join(taken)})")
+    for backend in reversed(BACKENDS):
+        refused = [name for name in names if refusal(resolve_params(name), backend) is not None]
+        taken = [name for name in names if name not in refused]
+        which = "all norms" if len(refused) < len(taken) else ", ".join(taken)
+        but = f" but {', '.join(refused)}" if refused and len(refused) < len(taken) else ""
+        lacking = missing(backend)
+        told.append(f"{backend} ({which}{but}{f'; not here: {lacking}' if lacking else ''})")
     return "; ".join(told)

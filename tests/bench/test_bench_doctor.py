@@ -92,7 +92,23 @@ def test_every_fact_has_words() -> None:
     assert all(facts.values())
     assert facts["torch"].startswith(torch.__version__)
     assert facts["backends"].startswith("composite (all norms); ")
-    assert "torch (layernorm, layernorm_nobias, rmsnorm" in facts["backends"]
+
+
+@pytest.mark.usefixtures("fused_kernels")
+def test_the_backends_are_told_with_their_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmsrepro.norms.backends.why_no_compiler", lambda: None)
+    assert dict(doctor.torch_facts())["backends"] == (
+        "composite (all norms); compiled (all norms); torch (layernorm, layernorm_nobias, rmsnorm); "
+        "fused (all norms but batchnorm, weightnorm, crmsnorm, dyt)"
+    )
+
+
+@pytest.mark.usefixtures("no_fused_kernels")
+def test_what_a_backend_lacks_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmsrepro.norms.backends.why_no_compiler", lambda: "no compiler in this test")
+    told = dict(doctor.torch_facts())["backends"]
+    assert "composite (all norms); compiled (all norms; not here: no compiler in this test); " in told
+    assert told.endswith("dyt; not here: no kernels in this test)")
 
 
 def test_what_cannot_be_read_is_said_to_be_unknown() -> None:
