@@ -106,3 +106,13 @@ def test_no_built_in_study_but_paper_claims_to_be_faithful() -> None:
     }
     # newstest2017 is not in the WMT14 set
     assert not any(claim.endswith("test17") for claim in paper)
+
+
+@pytest.mark.parametrize(("name", "timed"), [("quick", False), ("small", True), ("paper", True)])
+def test_fused_kernels_are_timed_beside_the_others_and_decide_no_claim(name: str, timed: bool) -> None:
+    study = built_in(name)
+    beside = [bench for bench in study.benches if len(bench.backends) > 1]
+    assert beside
+    assert [("fused" in bench.backends) for bench in beside] == [timed] * len(beside)
+    assert all({"composite", "torch"} <= set(bench.backends) for bench in beside)
+    assert {one.by.backend for one in declared(study).values() if one.by.backend} == {"composite"}
