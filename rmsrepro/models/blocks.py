@@ -23,6 +23,10 @@ Norms of a stack with R residual branches (2 a layer; 3 with attention to an enc
 A norm called `none` has no norm modules in any placement, nor has a norm of weights: it reparametrises the
 linear maps inside the branches instead.
 
+Where a norm's backend can add and normalise in one pass (`fused`), the plus and the norm after it are one: in
+`post` within the block, in `pre` and `sandwich` the plus of a block with the norm at the start of the next
+one (or the final norm), which is handed the two summands. The numbers are the same.
+
 Sources: `post` Vaswani et al. 2017, the authors' own Transformer (Zhang & Sennrich 2019, section 6.1, with
 their code); `pre` Xiong et al. 2020; `sandwich` Ding et al. 2021 and Gemma 2; `res_post` Liu et al. 2022
 (Swin v2) and OLMo 2.
@@ -40,6 +44,7 @@ from rmsrepro.config.schema import FeedForward as FeedForwardKind
 from rmsrepro.config.schema import Placement
 from rmsrepro.models.normed import has_modules
 from rmsrepro.norms import NormSpec, apply_norm, weight_normed
+from rmsrepro.norms.adding import add_norm, adds
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,24 @@ def dataflow(norm: NormSpec, placement: Placement) -> Dataflow:
     return DATAFLOWS[placement if has_modules(norm) else Placement.none]
 
 
+@dataclass(frozen=True)
+class Summands:
+    """A residual stream x + y, both (..., dim), that the next norm adds up in its own pass."""
+
+    x: Tensor
+    y: Tensor
+
+
+Stream = Tensor | Summands
+
+
+def norm_of(norm: nn.Module | None, stream: Stream, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the stream added up, and its norm; both (..., dim). `mask` as in `apply_norm`."""
+    if isinstance(stream, Summands):
+        return add_norm(norm, stream.x, stream.y, mask)
+    return stream, apply_norm(norm, stream, mask)
+
+
 class Residual(nn.Module):
     """One residual branch with the norms that its placement asks for; x: (..., dim) -> (..., dim).
 
@@ -81,18 +104,22 @@ class Residual(nn.Module):
         self.norm_output = norm.build(dim) if flow.branch_output else None
         self.norm_sum = norm.build(dim) if flow.after_sum else None
         self.dropout = nn.Dropout(dropout)
+        self.leaves_sum = adds(self.norm_input)
+        """Whether the sum is left to the norm that follows: where blocks begin with a norm, one does."""
 
     def forward(
-        self, x: Tensor, branch: Callable[[Tensor], Tensor], token_mask: Tensor | None = None
-    ) -> Tensor:
+        self, x: Stream, branch: Callable[[Tensor], Tensor], token_mask: Tensor | None = None
+    ) -> Stream:
         """Return x with the branch added, as drawn at the top of this module.
 
         `token_mask` (...) is True for the positions of x that a norm over positions may count.
         """
-        y = apply_norm(self.norm_input, x, token_mask)
+        x, y = norm_of(self.norm_input, x, token_mask)
         y = self.dropout(branch(y))
         y = apply_norm(self.norm_output, y, token_mask)
-        return apply_norm(self.norm_sum, x + y, token_mask)
+        if self.leaves_sum:
+            return Summands(x, y)
+        return add_norm(self.norm_sum, x, y, token_mask)[1]
 
 
 def final_norm(dim: int, norm: NormSpec, placement: Placement) -> nn.Module | None:

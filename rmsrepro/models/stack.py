@@ -23,9 +23,9 @@ from rmsrepro.models.attention import (
     head_dim,
     rotation,
 )
-from rmsrepro.models.blocks import FeedForward, Residual, final_norm
+from rmsrepro.models.blocks import FeedForward, Residual, Stream, final_norm, norm_of
 from rmsrepro.models.embedding import PositionedEmbedding
-from rmsrepro.norms import NormSpec, apply_norm
+from rmsrepro.norms import NormSpec
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class TransformerLayer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Stream,
         *,
         rotary: Rotation | None,
         mask: Tensor | None = None,
         token_mask: Tensor | None = None,
         source: Source | None = None,
-    ) -> Tensor:
-        """Map x (B, T, d) to the next layer's input; see `TransformerStack.forward`."""
+    ) -> Stream:
+        """Map the stream (B, T, d) to the next layer's input; see `TransformerStack.forward`."""
         memory = None if source is None else self.read(source)
         x = self.self_attention_residual(
             x,
@@ -130,14 +130,14 @@ class TransformerLayer(nn.Module):
 
     def step(
         self,
-        x: Tensor,
+        x: Stream,
         past: KeysValues | None,
         *,
         rotary: Rotation | None,
         memory: KeysValues | None,
         memory_mask: Tensor | None,
-    ) -> tuple[Tensor, KeysValues]:
-        """Do the same for one new position x (B, 1, d); return also the longer past."""
+    ) -> tuple[Stream, KeysValues]:
+        """Do the same for one new position (B, 1, d); return also the longer past."""
         longer: list[KeysValues] = []
 
         def attend(y: Tensor) -> Tensor:
@@ -156,17 +156,17 @@ class TransformerLayer(nn.Module):
 
     def _after_self_attention(
         self,
-        x: Tensor,
+        x: Stream,
         memory: KeysValues | None,
         memory_mask: Tensor | None,
         token_mask: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Stream:
         cross = self.cross_attention
         if cross is not None and self.cross_attention_residual is not None and memory is not None:
             x = self.cross_attention_residual(
                 x, lambda y: cross(y, memory, memory_mask, token_mask), token_mask
             )
-        y: Tensor = self.feed_forward_residual(x, self.feed_forward, token_mask)
+        y: Stream = self.feed_forward_residual(x, self.feed_forward, token_mask)
         return y
 
 
@@ -204,9 +204,10 @@ class TransformerStack(nn.Module):
             source: what a decoder attends to.
         """
         rotary = self._rotary(0, x)
+        stream: Stream = x
         for layer in self._layers():
-            x = layer(x, rotary=rotary, mask=mask, token_mask=token_mask, source=source)
-        return apply_norm(self.final_norm, x, token_mask)
+            stream = layer(stream, rotary=rotary, mask=mask, token_mask=token_mask, source=source)
+        return norm_of(self.final_norm, stream, token_mask)[1]
 
     def start(self, source: Source | None = None) -> TransformerState:
         """Return the state before the first token."""
@@ -220,16 +221,17 @@ class TransformerStack(nn.Module):
         """Run all layers on one new position x (B, 1, d)."""
         rotary = self._rotary(state.position, x)
         past: list[KeysValues | None] = []
+        stream: Stream = x
         for number, layer in enumerate(self._layers()):
-            x, longer = layer.step(
-                x,
+            stream, longer = layer.step(
+                stream,
                 state.past[number],
                 rotary=rotary,
                 memory=state.memory[number] if state.memory else None,
                 memory_mask=state.memory_mask,
             )
             past.append(longer)
-        x = apply_norm(self.final_norm, x)
+        x = norm_of(self.final_norm, stream)[1]
         return x, TransformerState(state.position + 1, past, state.memory, state.memory_mask)
 
     def _layers(self) -> Iterable[TransformerLayer]:

@@ -103,7 +103,8 @@ class NormModule(nn.Module, Generic[Params]):
         """
         if not x.is_floating_point():
             raise TypeError(f"{self.params.norm} takes floating-point numbers, got {x.dtype}")
-        if x.ndim == 0 or x.shape[-1] != self.dim:
+        shape = x.shape
+        if not shape or shape[-1] != self.dim:
             raise ValueError(
                 f"{self.params.norm} was built for a last dimension of {self.dim}, "
                 f"got the shape {tuple(x.shape)}"
@@ -152,6 +153,11 @@ class ActivationNorm(NormModule[Params]):
         # The plain case, most norms', skips a call.
         self._gain_is_weight = self._declared and self.gain_offset == 0.0
 
+    @property
+    def adds(self) -> bool:
+        """Whether the backend adds two inputs and normalises the sum in one pass: see `add`."""
+        return hasattr(self._kernel, "add")
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (..., dim) over its last dimension.
 
@@ -160,5 +166,20 @@ class ActivationNorm(NormModule[Params]):
             TypeError: no floating-point numbers.
         """
         self.check_input(x)
-        gain = self.weight if self._gain_is_weight or self.weight is None else self.effective_gain()
-        return self._kernel(x, gain, self.bias)
+        return self._kernel(x, self._gain(), self.bias)
+
+    def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + y and its norm, all (..., dim); `rmsrepro.norms.adding.add_norm` chooses when.
+
+        Raises:
+            ValueError, TypeError: as `forward`; also where x and y are not alike.
+            AttributeError: the backend has no such pass.
+        """
+        self.check_input(x)
+        total, normed = self._kernel.add(x, y, self._gain(), self.bias)  # type: ignore[attr-defined]
+        return total, normed
+
+    def _gain(self) -> Tensor | None:
+        # Looked up once: a module finds its parameters by a search in Python, which a small norm would feel.
+        gain = self.weight
+        return gain if gain is None or self._gain_is_weight else self.effective_gain()

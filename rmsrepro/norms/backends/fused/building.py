@@ -28,7 +28,9 @@ from rmsrepro.norms.backends.fused.levels import Level, best_level, known_levels
 SOURCES = Path(__file__).parent / "cpu"
 COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
-INSTALL_HINT = "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+INSTALL_HINT = (
+    "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+)
 TIMEOUT_S = 300
 
 

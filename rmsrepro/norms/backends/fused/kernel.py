@@ -118,7 +118,7 @@ class FusedNorm:
         bias: torch.dtype | None,
         extra: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of x, gain and bias as `Launcher.backward`; differentiable if autograd is on."""
+        """Return the gradients as `Launcher.backward` does; differentiable if autograd is on."""
         if not torch.is_grad_enabled():
             return self._launcher.backward(dy, x, gain, bias, extra)
         zeros = (

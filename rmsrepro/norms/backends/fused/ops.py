@@ -1,8 +1,8 @@
 """The fused norms as operators that PyTorch knows: `torch.ops.rmsrepro.norm` and three more.
 
 `torch.compile`, `torch.export`, fake tensors and dispatch modes see one operator where the kernel runs, with
-its shapes, its gradient and its dtypes. Code that runs eagerly goes past them (see kernel.py): the way through
-the dispatcher costs more than a small norm.
+its shapes, its gradient and its dtypes. Code that runs eagerly goes past them (see kernel.py), since the way
+through the dispatcher costs more than a small norm.
 
     norm(x, gain, bias, rule...) -> y
     norm_backward(dy, x, gain, bias, rule...) -> (dx, dgain, dbias)

@@ -1,0 +1,48 @@
+"""x + y and the norm of the sum, in one pass where the norm's backend can do that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+from rmsrepro.norms.linear import apply_norm
+from rmsrepro.norms.module import ActivationNorm
+
+
+def adds(norm: nn.Module | None) -> bool:
+    """Whether `add_norm` makes one pass of the sum and this norm."""
+    return isinstance(norm, ActivationNorm) and norm.adds and type(norm).forward is ActivationNorm.forward
+
+
+def add_norm(
+    norm: nn.Module | None, x: Tensor, y: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return x + y and norm(x + y); x and y are (..., dim), `mask` as in `apply_norm`.
+
+    A norm that somebody watches by hooks, and operands of different kinds (fp32 and bf16 under autocast),
+    take two steps, with the same result.
+    """
+    if (
+        isinstance(norm, ActivationNorm)
+        and adds(norm)
+        and x.shape == y.shape
+        and x.dtype == y.dtype
+        and not _watched(norm)
+    ):
+        return norm.add(x, y)
+    total = x + y
+    return total, apply_norm(norm, total, mask)
+
+
+def _watched(norm: nn.Module) -> bool:
+    hooks: Any = modules
+    return bool(
+        norm._forward_hooks
+        or norm._forward_pre_hooks
+        or norm._backward_hooks
+        or norm._backward_pre_hooks
+        or "forward" in norm.__dict__
+        or hooks._has_any_global_hook()
+    )
