@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
 """user, nice, system, irq, softirq and steal in the first line of /proc/stat."""
@@ -56,3 +58,26 @@ def peak_rss_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if os.uname().sysname == "Darwin" else int(peak) * 1024
+
+
+def load_flags(processes: Sequence[Mapping[str, Any]], limit: float) -> tuple[bool, list[str]]:
+    """Whether other programs left the processor alone, as far as is known, and what to say of it.
+
+    Load that the system does not tell is flagged as unknown and takes no trust: the A/A control, which
+    must be conclusive, has met that load as well.
+    """
+    known = {
+        process["process"]: process["other_load"]
+        for process in processes
+        if process.get("other_load") is not None
+    }
+    loud = {number: load for number, load in known.items() if load > limit}
+    flags = []
+    if loud:
+        flags.append(
+            f"other load: in {len(loud)} of {len(processes)} processes other programs kept up to "
+            f"{max(loud.values()):.2f} cores busy (bench.max_other_load={limit:g})"
+        )
+    if len(known) < len(processes):
+        flags.append("other load: unknown, the system does not tell")
+    return not loud, flags

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
+from rmsrepro.bench.across import in_order, pairs_across
 from rmsrepro.bench.cells import Arm, Cost
+from rmsrepro.bench.load import load_flags
 from rmsrepro.bench.statistics import (
     AAControl,
     BlockSample,
@@ -33,31 +35,8 @@ def samples_csv(samples: Sequence[BlockSample]) -> str:
     return text.getvalue()
 
 
-def load_flags(processes: Sequence[Mapping[str, Any]], limit: float) -> tuple[bool, list[str]]:
-    """Whether other programs left the processor alone, as far as is known, and what to say of it.
-
-    Load that the system does not tell is flagged as unknown and takes no trust: the A/A control, which
-    must be conclusive, has met that load as well.
-    """
-    known = {
-        process["process"]: process["other_load"]
-        for process in processes
-        if process.get("other_load") is not None
-    }
-    loud = {number: load for number, load in known.items() if load > limit}
-    flags = []
-    if loud:
-        flags.append(
-            f"other load: in {len(loud)} of {len(processes)} processes other programs kept up to "
-            f"{max(loud.values()):.2f} cores busy (bench.max_other_load={limit:g})"
-        )
-    if len(known) < len(processes):
-        flags.append("other load: unknown, the system does not tell")
-    return not loud, flags
-
-
 class ResultTables:
-    """The tables `arms`, `comparisons`, `extras` and `aa` of one cell.
+    """The tables `arms`, `comparisons`, `across`, `extras` and `aa` of one cell.
 
     Args:
         facts: what each row states: level, model, shape, mode, dtype, device, threads, ...
@@ -193,6 +172,27 @@ class ResultTables:
             and arm.backend in self._controls
             and self.why_not_ranked(arm) is None
         ]
+
+    def across(self) -> list[dict[str, Any]]:
+        """One row for each pair of measured norms on different backends that `pairs_across` names."""
+        measured = [arm for arm in self._arms if self.why_not_ranked(arm) is None]
+        rows = []
+        for arm, other in in_order(pairs_across(measured)):
+            controls = [self._controls.get(one.backend) for one in (arm, other)]
+            columns = _ratio_columns(estimate_ratio(self._samples, arm.twins, other.twins))
+            for percentage in ("time_reduction_pct", "time_reduction_ci"):
+                del columns[percentage]
+            rows.append(
+                {
+                    **self._facts,
+                    "arm": arm.label,
+                    "baseline": other.label,
+                    **columns,
+                    "trusted": self._quiet and all(one is not None and one.trusted for one in controls),
+                    "flags": [*self._machine_flags, *self._arm_flags(arm)],
+                }
+            )
+        return rows
 
     def extras(self) -> list[dict[str, Any]]:
         """One row for each measured arm that is no norm against each of the arms that it names."""

@@ -19,7 +19,7 @@ from rmsrepro.runs.environment import machine
 
 SCHEMA_VERSION = 2
 """1: one cell a bench, the fields of a process without `cells`. Readers take both."""
-TABLES = ("arms", "comparisons", "extras", "aa")
+TABLES = ("arms", "comparisons", "across", "extras", "aa")
 
 
 def bench_result(

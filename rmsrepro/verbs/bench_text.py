@@ -79,12 +79,29 @@ def cell_table(result: Row, cell: str) -> RenderableType:
         if counted:
             cells += [_number(arm.get("gb_per_s"), "{:.1f}"), _percent(arm.get("copy_share"))]
         table.add_row(*cells)
+    across = _of(result, "across", cell)
     extras = _of(result, "extras", cell)
     shares = [row for row in extras if row["role"] == FRAMEWORK]
     parts: list[RenderableType] = [Text(_extra(row)) for row in extras if row["role"] != FRAMEWORK]
+    if across:
+        parts.append(_across_table(across))
     if shares:
         parts.append(framework_table(shares))
     return Group(table, *parts) if parts else table
+
+
+def _across_table(rows: Sequence[Row]) -> RenderableType:
+    """One line a pair of backends; the arms that are set against the same one stand together."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("across backends", overflow="fold")
+    table.add_column("set against", overflow="fold")
+    table.add_column("ratio (95 %)", justify="right", no_wrap=True)
+    for row in rows:
+        low, high = row["ratio_ci"]
+        mark = " " if row["trusted"] else "?"
+        ratio = f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}] {mark}"
+        table.add_row(Text(_name(row["arm"], True)), Text(_name(row["baseline"], True)), Text(ratio))
+    return table
 
 
 def _extra(row: Row) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rmsrepro.bench.cells import Arm
-from rmsrepro.bench.load import OtherLoad, peak_rss_bytes
-from rmsrepro.bench.record import ResultTables, load_flags, samples_csv
+from rmsrepro.bench.load import OtherLoad, load_flags, peak_rss_bytes
+from rmsrepro.bench.record import ResultTables, samples_csv
 from rmsrepro.bench.statistics import BlockSample
 from rmsrepro.config.bench import BenchConfig
 
@@ -68,6 +68,37 @@ def test_arms_that_are_no_norms_stand_against_those_that_they_name() -> None:
     assert [row["baseline"] for row in tables(times, outer, inner, processes=failed).extras()] == [
         LAYERNORM.label
     ]
+
+
+def test_norms_of_different_backends_are_set_against_each_other_without_a_percentage() -> None:
+    def twins(backend: str, scale: float) -> dict[str, list[float]]:
+        return {f"layernorm/{backend}#{twin}": [scale, 2 * scale, 4 * scale] for twin in (1, 2)}
+
+    arms = [
+        Arm("layernorm/torch", "layernorm", {}, "torch", is_baseline=True),
+        Arm("layernorm/fused", "layernorm", {}, "fused", is_baseline=True),
+        Arm("rmsnorm/fused", "rmsnorm", {}, "fused"),
+        Arm("rmsnorm/torch", "rmsnorm", {}, "torch"),
+        Arm("none/fused", "none", {}, "fused"),
+    ]
+    times = twins("torch", 1.0) | twins("fused", 0.5)
+    times |= {"rmsnorm/fused": [0.25, 0.5, 1.0], "rmsnorm/torch": [2.0, 4.0, 8.0]}
+    found = ResultTables(
+        arms,
+        samples(times),
+        [process(0, failed={"none/fused": "it stopped"}), process(1), process(2)],
+        BenchConfig(processes=3),
+        FACTS,
+    ).across()
+    assert [(row["arm"], row["baseline"], row["ratio"]) for row in found] == [
+        ("layernorm/fused", "layernorm/torch", pytest.approx(0.5)),
+        ("rmsnorm/fused", "layernorm/torch", pytest.approx(0.25)),
+        ("rmsnorm/fused", "rmsnorm/torch", pytest.approx(0.125)),
+    ]
+    for row in found:
+        assert row["ratio_ci"] == pytest.approx([row["ratio"]] * 2)
+        assert row["trusted"]
+        assert not any("pct" in key or "reduction" in key for key in row)
 
 
 def test_a_comparison_has_the_keys_and_values_of_the_contract() -> None:

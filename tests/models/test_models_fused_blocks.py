@@ -87,7 +87,7 @@ def test_fused_transformer_is_the_composite_one(
     exact = results["composite", torch.float64]
     for one, other in zip(results["fused", torch.float64], exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-    # In fp32 a whole model makes rounding larger, in any backend: fused stays as close to the truth as composite.
+    # In fp32 a whole model makes rounding larger, in any backend; fused stays as near the truth as composite.
     for one, other, truth in zip(
         results["fused", torch.float32], results["composite", torch.float32], exact, strict=True
     ):
