@@ -22,22 +22,40 @@ def run_id(config: TrainConfig) -> str:
     return identify(config, data_hash="d").run_id
 
 
-@pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="torch's version is part of an identity"
-)
-@pytest.mark.parametrize(
-    ("model", "task", "norm", "expected"),
+of_the_first_version = pytest.mark.parametrize(
+    ("model", "task", "norm", "backend", "expected"),
     [
-        ("transformer", "lm", "rmsnorm", "a41296d7de"),
-        ("gru", "lm", "layernorm", "b25ba6b287"),
-        ("gru", "translation", "prmsnorm", "6f57a674cb"),
-        ("transformer", "translation", "none", "0f5332d908"),
+        ("transformer", "lm", "rmsnorm", "composite", "a41296d7de"),
+        ("gru", "lm", "layernorm", "torch", "b25ba6b287"),
+        ("gru", "translation", "prmsnorm", "composite", "6f57a674cb"),
+        ("transformer", "translation", "none", "composite", "0f5332d908"),
     ],
 )
+of_torch_2_13 = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="torch's version is part of an identity"
+)
+
+
+@of_torch_2_13
+@of_the_first_version
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_runs_of_the_first_version_keep_their_identity(
-    make_config: Make, model: str, task: str, norm: str, expected: str
+    make_config: Make, model: str, task: str, norm: str, backend: str, expected: str
 ) -> None:
-    assert run_id(make_config(model, task, f"norm={norm}")).endswith(f"{norm}-s1-{expected}")
+    for more in ([], [f"backend={backend}"]):
+        assert run_id(make_config(model, task, f"norm={norm}", *more)).endswith(f"{norm}-s1-{expected}")
+
+
+@of_torch_2_13
+@of_the_first_version
+@pytest.mark.usefixtures("fused_kernels")
+def test_a_run_on_the_fused_kernels_is_another_run(
+    make_config: Make, model: str, task: str, norm: str, backend: str, expected: str
+) -> None:
+    named = run_id(make_config(model, task, f"norm={norm}", f"backend={backend}"))
+    assert named.endswith(f"{norm}-s1-{expected}")
+    # Without a norm there are no kernels to take.
+    assert (run_id(make_config(model, task, f"norm={norm}")) == named) == (norm == "none")
 
 
 def test_a_later_setting_enters_the_identity_where_it_is_used(make_config: Make) -> None:
