@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from rmsrepro.config.schema import Site
+from rmsrepro.models import fused_gru
 from rmsrepro.models.embedding import OutputProjection
 from rmsrepro.models.interface import LanguageModel
 from rmsrepro.models.normed import effective_weight, linear_for_loop, norm_module
@@ -94,6 +95,8 @@ class GRULayer(nn.Module):
         self.gates_h_bias = nn.Parameter(torch.zeros(2 * dim)) if self.norm_gates_h is None else None
         self.candidate_h_bias = nn.Parameter(torch.zeros(dim)) if self.norm_candidate_h is None else None
         self.batch_norms = batch_norms(self)
+        # Without any norm in it, only the backend that it was asked for says which form a layer has.
+        self.fuses_none = norm.scope == "activation" and norm.backend_used == "fused"
 
     def forward(
         self, x: Tensor, h: Tensor | None = None, mask: Tensor | None = None, *, reverse: bool = False
@@ -107,8 +110,22 @@ class GRULayer(nn.Module):
                 state as it is, bit for bit, and get no gradient.
             reverse: read from the last position to the first.
         """
+        fused = self._fused(x, h, mask)
+        if fused is not None:
+            return fused_gru.scan(fused, x, h, mask, reverse=reverse)
         with recurrence(self.batch_norms):
             return self._scan(x, h, mask, reverse)
+
+    def _fused(self, x: Tensor, h: Tensor | None, mask: Mask) -> fused_gru.Fused | None:
+        """Return what the kernels need for `forward`, or None where the loop below is to run."""
+        if x.ndim != 3 or not x.numel():
+            return None
+        shape = x.shape[:2]
+        if h is not None and h.shape != (shape[1], self.dim):
+            return None
+        if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
+            return None
+        return fused_gru.fused(self, x, h, mask)
 
     def _scan(self, x: Tensor, h: Tensor | None, mask: Mask, reverse: bool) -> Tensor:
         gates_x, candidate_x = self.project(x, mask)

@@ -1,0 +1,196 @@
+"""What the four sites of a GRU compute, as the kernels take it, and which layers and inputs they take."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as module_hooks
+
+from rmsrepro.norms.backends.fused.rule import Rule
+from rmsrepro.norms.layers import LAYERS
+from rmsrepro.norms.module import NormModule
+
+if TYPE_CHECKING:
+    from rmsrepro.models.gru import GRULayer
+
+DTYPES = {torch.float32: 0, torch.float64: 1}
+"""What the kernels read, as calls.hpp numbers it."""
+PLAIN = frozenset({Tensor, nn.Parameter})
+"""Types of tensors that hold their numbers themselves."""
+ABSENT = -1
+
+
+class _SiteFields(ctypes.Structure):
+    """`struct GruSite` of gru.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n", "k", "centred", "outside", "rounded")),
+        ("inverse_count", ctypes.c_double),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("normed", "gain", "bias")),
+    )
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """One site: entries `start` to `start + width` of a product's row."""
+
+    start: int
+    width: int
+    rule: Rule | None
+    """None: no norm."""
+    gain: int
+    """Where the gain begins in the vector of parameters; ABSENT without."""
+    bias: int
+    """Likewise. A site of the state without a norm has a bias too."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All sites: gates and candidate of the input, gates and candidate of the state."""
+
+    width: int
+    """d, of the state."""
+    sites: tuple[SitePlan, SitePlan, SitePlan, SitePlan]
+    size: int
+    """Length of the vector of parameters."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A layer as the kernels take it."""
+
+    plan: Plan
+    input_weight: Tensor
+    """(3 d, input_dim)"""
+    input_bias: Tensor | None
+    """(3 d,)"""
+    weight: Tensor
+    """(3 d, d), of the product with the state."""
+    parameters: Tensor
+    """(size,): all gains and biases one after the other."""
+
+
+def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
+    """Return `layer` for the kernels, or None where they do not take it or the inputs, or must not be used.
+
+    They are for CPU tensors in fp32 or fp64 and for fused norms, or for none where the layer was asked for that
+    in this backend. They must not be used where somebody watches operations or modules (torch.compile, export
+    and jit, torch.func, forward-mode derivatives, modes, hooks), nor under autocast, where the state is in half
+    precision.
+    """
+    linear, recurrent = layer.input_projection, layer.recurrent_projection
+    if not _plain_linear(linear) or not _plain_linear(recurrent) or not _alone():
+        return None
+    weight = recurrent.weight
+    tensors = [one for one in (weight, linear.weight, linear.bias, *inputs) if one is not None]
+    if weight.dtype not in DTYPES or not all(type(one) in PLAIN and one.is_cpu for one in tensors):
+        return None
+    if any(one.dtype != weight.dtype for one in tensors if one.is_floating_point()):
+        return None
+    d = layer.dim
+    found: list[SitePlan] = []
+    parameters: list[Tensor] = []
+    size = 0
+
+    def place(one: Tensor | None) -> int:
+        nonlocal size
+        if one is None:
+            return ABSENT
+        parameters.append(one)
+        size += len(one)
+        return size - len(one)
+
+    normed = 0
+    for norm, bias, start, width in (
+        (layer.norm_gates_x, None, 0, 2 * d),
+        (layer.norm_candidate_x, None, 2 * d, d),
+        (layer.norm_gates_h, layer.gates_h_bias, 0, 2 * d),
+        (layer.norm_candidate_h, layer.candidate_h_bias, 2 * d, d),
+    ):
+        if norm is None:
+            found.append(SitePlan(start, width, None, ABSENT, place(bias)))
+            continue
+        if not isinstance(norm, NormModule) or not _taken(norm, width):
+            return None
+        normed += 1
+        gain = None if norm.weight is None else norm.effective_gain()
+        found.append(SitePlan(start, width, Rule.of(norm.params, width), place(gain), place(norm.bias)))
+    if not normed and not layer.fuses_none:
+        return None
+    if any(type(one) not in PLAIN or one.dtype != weight.dtype or not one.is_cpu for one in parameters):
+        return None
+    packed = torch.cat(parameters) if parameters else weight.new_empty(0)
+    one, two, three, four = found
+    return Fused(Plan(d, (one, two, three, four), size), linear.weight, linear.bias, weight, packed)
+
+
+def _plain_linear(linear: nn.Linear) -> bool:
+    return type(linear) is nn.Linear and not _watched(linear)
+
+
+def _taken(norm: NormModule, width: int) -> bool:  # type: ignore[type-arg]
+    return (
+        norm.backend == "fused"
+        # A subclass may do anything else.
+        and type(norm) is LAYERS.get(norm.params.norm)
+        and norm.dim == width
+        and Rule.of(norm.params, width) is not None
+        and not _watched(norm)
+    )
+
+
+def _watched(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def _alone() -> bool:
+    """Whether operations run eagerly, on tensors as they are, and nobody watches them."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or module_hooks._global_forward_hooks
+        or module_hooks._global_forward_pre_hooks
+        or module_hooks._global_backward_hooks
+        or module_hooks._global_backward_pre_hooks
+    )
+
+
+@cache
+def site_fields(sites: Sequence[SitePlan]) -> ctypes.Array[_SiteFields]:
+    """Return the sites in the memory that the kernels read them from."""
+    return (_SiteFields * len(sites))(*(_fields(site) for site in sites))
+
+
+def _fields(site: SitePlan) -> _SiteFields:
+    rule = site.rule or Rule(site.width, False, 1.0, 0.0, False, False)
+    return _SiteFields(
+        site.width,
+        rule.k,
+        rule.centred,
+        rule.outside,
+        rule.rounded,
+        rule.inverse_count,
+        rule.eps,
+        site.rule is not None,
+        site.gain,
+        site.bias,
+    )
