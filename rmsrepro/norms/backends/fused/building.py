@@ -1,94 +1,80 @@
 """From the C++ sources to a library: found where it was built before, else built. Imports no torch.
 
-    CACHE/kernels-<hash of sources, compiler and flags>/<levels>.so
+    CACHE/kernels-<hash of sources, flags and levels>/<levels>.so, <levels>.json, lock
 
 CACHE is RMSREPRO_CACHE, else XDG_CACHE_HOME/rmsrepro, else ~/.cache/rmsrepro. At first use the level of this
 processor alone is compiled, which takes seconds; `rmsrepro build-kernels` compiles all levels into one
-library, which then runs on any processor of the kind. A library is written beside its place and moved there
-whole, so that processes that start at once, or die half-way, leave none that is broken.
+library, which then runs on any processor of the kind.
+
+One process builds at a time; others that want the same wait for it. A library is written beside its place and
+moved there whole, and its size and hash are kept in the JSON file: what is cut off or changed is not loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import json
 import os
 import platform
 import shutil
-import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable, Toolchain, toolchain
+from rmsrepro.norms.backends.fused.compiling import COMMON_FLAGS, COMPILE_S, Tell, build_library, sources
 from rmsrepro.norms.backends.fused.levels import Level, best_level, known_levels
 
-SOURCES = Path(__file__).parent / "cpu"
-COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-pthread")
-COMPILERS = ("c++", "g++", "clang++")
-INSTALL_HINT = (
-    "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
-)
-TIMEOUT_S = 300
-
-
-class KernelsUnavailable(RuntimeError):
-    """The kernels cannot be had; the message says in one sentence what is missing and what to install."""
+WAIT_S = 2 * COMPILE_S
+"""How long to wait for another process that builds; then both do."""
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """A compiler and what it can do."""
+class Built:
+    """A library that was built, as its JSON file has it."""
 
+    levels: list[str]
     compiler: str
-    version: str
     openmp: bool
-    python_headers: str | None
-    """Folder of Python.h, for calls with little overhead; None where it is not installed."""
+    python_headers: bool
+    size: int
+    sha256: str
 
 
 def cache_folder() -> Path:
-    """Return the folder of all built libraries."""
-    chosen = os.environ.get("RMSREPRO_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rmsrepro"
-
-
-def sources() -> list[Path]:
-    """Return the C++ files, headers included, in a fixed order."""
-    return sorted(path for path in SOURCES.iterdir() if path.suffix in {".cpp", ".hpp"})
-
-
-@cache
-def toolchain() -> Toolchain:
-    """Return the compiler: CXX where it is set, else the first of c++, g++ and clang++.
+    """Return the folder of all built libraries.
 
     Raises:
-        KernelsUnavailable: there is none, or it does not run.
+        KernelsUnavailable: there is no home directory to put it in.
     """
-    wanted = os.environ.get("CXX")
-    found = next((path for name in ([wanted] if wanted else COMPILERS) if (path := shutil.which(name))), None)
-    if found is None:
-        missing = f"CXX={wanted} is no program" if wanted else f"no C++ compiler ({', '.join(COMPILERS)})"
-        raise KernelsUnavailable(f"{missing}; {INSTALL_HINT}")
+    chosen, base = os.environ.get("RMSREPRO_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
-        version = _run([found, "--version"]).stdout.splitlines()[0]
-    except (OSError, IndexError) as error:
-        raise KernelsUnavailable(f"the compiler {found} does not run ({error}); {INSTALL_HINT}") from error
-    headers = Path(sysconfig.get_path("include"))
-    return Toolchain(
-        found,
-        version,
-        openmp=_compiles(found, ["-fopenmp"], "#include <omp.h>\nint f() { return omp_get_max_threads(); }"),
-        python_headers=str(headers) if (headers / "Python.h").is_file() else None,
-    )
+        folder = Path(chosen or Path(base or "~/.cache", "rmsrepro")).expanduser()
+    except RuntimeError as error:
+        raise KernelsUnavailable(
+            "there is no home directory to keep the kernels in; set RMSREPRO_CACHE to a folder"
+        ) from error
+    # Whoever changes the working directory afterwards finds it as well.
+    return folder.absolute()
 
 
-def find_or_build(say: Callable[[str], None] | None = None) -> tuple[Path, Level]:
+def find(levels: Sequence[Level], extra_flags: Sequence[str] = ()) -> tuple[Path, Built] | None:
+    """Return an intact library that holds `levels`, one of all levels first; None where there is none."""
+    for wanted in (known_levels(), levels):
+        path = _place(wanted, extra_flags)
+        built = _intact(path)
+        if built is not None and {level.name for level in levels} <= set(built.levels):
+            return path, built
+    return None
+
+
+def find_or_build(say: Tell | None = None) -> tuple[Path, Level]:
     """Return a library that holds the best level of this processor, and that level; build it if need be.
 
     Args:
@@ -99,30 +85,49 @@ def find_or_build(say: Callable[[str], None] | None = None) -> tuple[Path, Level
         ValueError: RMSREPRO_KERNEL_LEVEL names a level that this processor has not.
     """
     level = best_level()
-    for built in (_place(known_levels()), _place([level])):
-        if built.is_file():
-            return built, level
+    found = find([level])
+    if found is not None:
+        return found[0], level
     if say is not None:
-        say("building the fused kernels for this processor, once")
-    return build([level]), level
+        damaged = next((one for one in (_place(known_levels()), _place([level])) if one.is_file()), None)
+        about = f"; {damaged} is damaged" if damaged else ", once"
+        say(f"building the fused kernels for this processor{about}")
+    return build([level], tell=say), level
 
 
-def build(levels: Sequence[Level], *, extra_flags: Sequence[str] = ()) -> Path:
-    """Compile the kernels for `levels` into one library and return its path.
+def build(
+    levels: Sequence[Level],
+    *,
+    extra_flags: Sequence[str] = (),
+    anew: bool = False,
+    tell: Tell | None = None,
+) -> Path:
+    """Compile the kernels for `levels` into one library and return its path; one that is there is left.
 
     Args:
+        levels: of this kind of processor.
         extra_flags: of compiler and linker, for instance a sanitizer's; they enter the hash.
+        anew: whether to build although it is there.
+        tell: told when the last file of a level is compiled, and when another process has to be waited for.
 
     Raises:
         KernelsUnavailable: no compiler, it fails, or the cache folder cannot be written.
     """
     tools, place = toolchain(), _place(levels, extra_flags)
+    tell = tell or (lambda message: None)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="build-", dir=place.parent) as folder:
-            _compile_all(tools, levels, Path(folder), extra_flags)
-            # Whoever built the same in the meantime wrote the same.
-            os.replace(Path(folder) / "kernels.so", place)
+        with _lock(place.parent, tell) as locked:
+            found = None if anew else find(levels, extra_flags)
+            if found is not None:
+                return found[0]
+            if locked:
+                for left in place.parent.glob("build-*"):  # of a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+            prefix = "build-" if locked else "unlocked-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=place.parent) as folder:
+                library, openmp = build_library(tools, levels, Path(folder), extra_flags, tell)
+                _install(library, place, levels, tools, openmp)
     except OSError as error:
         raise KernelsUnavailable(
             f"the kernels cannot be written to {place.parent} ({error.strerror or error}); set "
@@ -132,7 +137,8 @@ def build(levels: Sequence[Level], *, extra_flags: Sequence[str] = ()) -> Path:
 
 
 def _place(levels: Sequence[Level], extra_flags: Sequence[str] = ()) -> Path:
-    name = "all" if len(levels) > 1 else levels[0].name
+    everything = len(levels) > 1 and tuple(levels) == known_levels()
+    name = "all" if everything else "+".join(level.name for level in levels)
     return cache_folder() / f"kernels-{_digest(tuple(extra_flags))}" / f"{name}.so"
 
 
@@ -143,62 +149,62 @@ def _digest(extra_flags: tuple[str, ...]) -> str:
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     levels = [(level.name, level.width, level.flags) for level in known_levels()]
-    python = sysconfig.get_config_var("SOABI")
-    digest.update(
-        repr((COMMON_FLAGS, extra_flags, levels, platform.system(), platform.machine(), python)).encode()
-    )
+    # Machines that share a home directory may differ in the C library and in Python.
+    system = platform.system(), platform.machine(), platform.libc_ver(), sysconfig.get_config_var("SOABI")
+    digest.update(repr((COMMON_FLAGS, extra_flags, levels, system)).encode())
     return digest.hexdigest()[:16]
 
 
-def _compile_all(tools: Toolchain, levels: Sequence[Level], folder: Path, extra_flags: Sequence[str]) -> None:
-    common = [tools.compiler, *COMMON_FLAGS, *(["-fopenmp"] if tools.openmp else []), *extra_flags]
-    jobs: list[list[str]] = []
-    objects: list[str] = []
-
-    def add(source: Path, name: str, flags: Sequence[str]) -> None:
-        objects.append(str(folder / f"{name}.o"))
-        jobs.append([*common, *flags, "-c", str(source), "-o", objects[-1]])
-
-    for level in levels:
-        for source in sources():
-            if source.suffix == ".cpp" and source.name != "binding.cpp":
-                flags = [*level.flags, f"-DLEVEL={level.name}", f"-DWIDTH={level.width}"]
-                add(source, f"{source.stem}-{level.name}", flags)
-    if tools.python_headers is not None:
-        add(SOURCES / "binding.cpp", "binding", [f"-I{tools.python_headers}"])
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        list(pool.map(_compile, jobs))
-    # Python's own symbols are found in the process that loads the library.
-    undefined = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
-    _compile([*common, "-shared", *undefined, *objects, "-o", str(folder / "kernels.so")])
-
-
-def _compile(command: Sequence[str]) -> None:
-    result = _run(command)
-    if result.returncode != 0:
-        lines = [line for line in result.stderr.splitlines() if "error" in line.lower()] or ["no message"]
-        raise KernelsUnavailable(
-            f"{command[0]} failed to build the kernels ({lines[0].strip()}); CXX names another compiler"
-        )
-
-
-def _compiles(compiler: str, flags: Sequence[str], text: str) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "try.cpp"
-        source.write_text(text, encoding="ascii")
-        command = [compiler, *flags, "-shared", "-fPIC", str(source), "-o", str(Path(folder) / "try.so")]
-        return _run(command).returncode == 0
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _intact(path: Path) -> Built | None:
+    """Return what is known of a library; None where it is missing, cut off or changed."""
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT_S,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise KernelsUnavailable(f"{command[0]} did not end within {TIMEOUT_S} s") from error
+        built = Built(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+        # The size alone first: what is read is not what a writer has got to in the meantime.
+        if path.stat().st_size != built.size or _hash(path) != built.sha256:
+            return None
+    except (OSError, ValueError, TypeError):
+        return None
+    return built
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, tell: Tell | None) -> Iterator[bool]:
+    """Wait until no other process builds in `folder`; yield whether that is so.
+
+    The system gives the lock back when its owner dies. It is False where the file system has no locks, and
+    when the owner does not end: then several may build the same, and the last one's is kept.
+    """
+    with (folder / "lock").open("a") as file:
+        since, locked = time.monotonic(), False
+        while not locked and time.monotonic() - since < WAIT_S:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                if tell is not None:
+                    tell("another process builds the fused kernels; waiting for it")
+                    tell = None
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield locked
+
+
+def _install(library: Path, place: Path, levels: Sequence[Level], tools: Toolchain, openmp: bool) -> None:
+    built = Built(
+        [level.name for level in levels],
+        tools.version,
+        openmp,
+        tools.python_headers is not None,
+        library.stat().st_size,
+        _hash(library),
+    )
+    about = library.with_suffix(".json")
+    about.write_text(json.dumps(asdict(built), indent=1) + "\n", encoding="utf-8")
+    # Whoever reads between the two finds that they do not belong together, and waits for the lock.
+    os.replace(about, place.with_suffix(".json"))
+    os.replace(library, place)

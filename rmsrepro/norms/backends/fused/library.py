@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rmsrepro.norms.backends.fused.building import KernelsUnavailable, find_or_build
+from rmsrepro.norms.backends.fused.building import find_or_build
+from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable
 
 
 @cache
@@ -77,7 +78,9 @@ def kernels() -> Kernels:
     try:
         return Kernels(path, level.name)
     except (OSError, AttributeError) as error:
-        raise KernelsUnavailable(f"{path} cannot be loaded ({error}); remove it, it is built anew") from error
+        raise KernelsUnavailable(
+            f"{path} cannot be loaded ({error}); rmsrepro build-kernels rerun=true builds another"
+        ) from error
 
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
