@@ -1,8 +1,8 @@
 """Arms of one bench on different backends: the table `across`.
 
 What changing the implementation does to a norm's time, and what a norm on a fast backend takes beside
-LayerNorm on another. Ratios only: a percentage saved compares equations, so it is quoted between equal backends
-alone (the table `comparisons`).
+LayerNorm, or no norm, on another. Ratios only: a percentage saved compares equations, so it is quoted between
+equal backends alone (the table `comparisons`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rmsrepro.norms.backends import BACKENDS
 
 
 def pairs_across(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
-    """Yield each norm of a faster backend with the same norm, and with the baseline, of every slower one.
+    """Yield each norm of a faster backend with the same norm, the baseline and `none` of every slower one.
 
     `arms` are those that were measured. Faster is what stands earlier in `BACKENDS`.
     """
@@ -22,7 +22,7 @@ def pairs_across(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
     for arm in norms:
         for other in norms:
             same = (arm.norm, arm.params) == (other.norm, other.params)
-            if _rank(arm) < _rank(other) and (same or other.is_baseline):
+            if _rank(arm) < _rank(other) and (same or other.is_baseline or other.norm == "none"):
                 yield arm, other
 
 

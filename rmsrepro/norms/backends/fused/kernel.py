@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from rmsrepro.norms.backends import Kernel, composite
-from rmsrepro.norms.backends.fused import ops
+from rmsrepro.norms.backends.fused import differentiable, ops
 from rmsrepro.norms.backends.fused.launch import launcher
 from rmsrepro.norms.backends.fused.rule import Rule
-from rmsrepro.norms.equations import affine, divide
 from rmsrepro.norms.params import NoneParams, NormParams
 
 PLAIN = frozenset({Tensor, nn.Parameter})
@@ -102,14 +101,6 @@ class FusedNorm:
         traced: tuple[Tensor, Tensor] = torch.ops.rmsrepro.add_norm(x, residual, *parameters, *self._numbers)
         return traced
 
-    def equation(self, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Return norm(x) in fp32 or wider, in operations that can be differentiated any number of times."""
-        rule = self.rule
-        x = x.float() if x.dtype in composite.LOW_PRECISION else x
-        c = x - x.mean(-1, keepdim=True) if rule.centred else x
-        m = (c[..., : rule.k] ** 2).sum(-1, keepdim=True) * rule.inverse_count
-        return affine(divide(c, m, eps=rule.eps, outside=rule.outside), gain, bias)
-
     def gradients(
         self,
         dy: Tensor,
@@ -117,26 +108,11 @@ class FusedNorm:
         gain: Tensor | None,
         bias: torch.dtype | None,
         extra: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    ) -> differentiable.Gradients:
         """Return the gradients as `Launcher.backward` does; differentiable if autograd is on."""
-        if not torch.is_grad_enabled():
-            return self._launcher.backward(dy, x, gain, bias, extra)
-        zeros = (
-            None if bias is None else torch.zeros(self.dim, dtype=bias, device=x.device, requires_grad=True)
-        )
-        # As leaves of a graph of their own, or those that need no gradient could not be asked for one.
-        inputs = [
-            one if one.requires_grad else one.detach().requires_grad_()
-            for one in (x, gain)
-            if one is not None
-        ]
-        y = self.equation(inputs[0], None if gain is None else inputs[1], zeros)
-        wanted = inputs if zeros is None else [*inputs, zeros]
-        found = list(torch.autograd.grad(y, wanted, dy.to(y.dtype), create_graph=True))
-        dx = found.pop(0)
-        if extra is not None:
-            dx = dx + extra
-        return dx, None if gain is None else found.pop(0), None if zeros is None else found.pop(0)
+        if torch.is_grad_enabled():
+            return differentiable.gradients(self.rule, dy, x, gain, bias, extra)
+        return self._launcher.backward(dy, x, gain, bias, extra)
 
     def _parameters(
         self, x: Tensor, gain: Tensor | None, bias: Tensor | None

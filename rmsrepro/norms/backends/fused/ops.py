@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rmsrepro.norms.backends.fused import differentiable
 from rmsrepro.norms.backends.fused.launch import launcher
 from rmsrepro.norms.backends.fused.rule import Rule
 
@@ -137,8 +138,12 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate_norm(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, gain, bias = ctx.saved_tensors
-    gradients = torch.ops.rmsrepro.norm_backward(dy, x, gain, bias, *ctx.rule)
-    return *_or_none(gradients, gain, bias), *[None] * len(ctx.rule)
+    absent = [None] * len(ctx.rule)
+    if torch.is_grad_enabled():
+        dtype = None if bias is None else bias.dtype
+        return *differentiable.gradients(Rule(*ctx.rule), dy, x, gain, dtype, None), *absent
+    found = torch.ops.rmsrepro.norm_backward(dy, x, gain, bias, *ctx.rule)
+    return *_or_none(found, gain, bias), *absent
 
 
 def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -148,11 +153,30 @@ def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _differentiate_add_norm(ctx: Any, ds: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     s, gain, bias = ctx.saved_tensors
-    dsum, *rest = _or_none(torch.ops.rmsrepro.add_norm_backward(ds, dy, s, gain, bias, *ctx.rule), gain, bias)
-    return dsum, dsum, *rest, *[None] * len(ctx.rule)
+    found: tuple[Tensor | None, ...]
+    if torch.is_grad_enabled():
+        dtype = None if bias is None else bias.dtype
+        found = differentiable.gradients(Rule(*ctx.rule), dy, s, gain, dtype, ds)
+    else:
+        operator = torch.ops.rmsrepro.add_norm_backward
+        found = _or_none(operator(ds, dy, s, gain, bias, *ctx.rule), gain, bias)
+    return found[0], *found, *[None] * len(ctx.rule)
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise RuntimeError(
+        "this gradient of a fused norm cannot be differentiated again; take it with create_graph=True from "
+        "the norm itself, outside torch.compile"
+    )
 
 
 torch.library.register_autograd("rmsrepro::norm", _differentiate_norm, setup_context=_save_norm, lib=library)
 torch.library.register_autograd(
     "rmsrepro::add_norm", _differentiate_add_norm, setup_context=_save_add_norm, lib=library
 )
+for _name in ("norm_backward", "add_norm_backward"):
+    torch.library.register_autograd(f"rmsrepro::{_name}", _refuse, setup_context=_save_nothing, lib=library)
