@@ -35,6 +35,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   check-norm a norm's card, measured     rmsrepro check-norm rmsnorm
   inspect    which norms a model has     rmsrepro inspect package.module:factory
   doctor     what can be measured here   rmsrepro doctor
+  build-kernels  fused, ahead of time    rmsrepro build-kernels
 
 Everything is written to ./outputs (out_dir=DIR to change it). All keys of a
 training run, with the file each value comes from: rmsrepro train show=true
@@ -167,10 +168,20 @@ norm shows. Writes outputs/inspections/package.module.NAME.json.
 usage: rmsrepro doctor [trial_s=10] [trial=false]
 
 What this machine can measure: cores, load, frequency, memory, compiler,
-threads, GPU, backends, the clock, and by a short trial of LayerNorm against
-itself how small a difference a bench can tell. Writes nothing.
+kernels, threads, GPU, backends, the clock, and by a short trial of LayerNorm
+against itself how small a difference a bench can tell. Writes nothing.
 
   trial_s=10    seconds of the trial       trial=false   without it""",
+    "build-kernels": """\
+usage: rmsrepro build-kernels [rerun=true]
+
+Compiles the kernels of backend=fused for every level of vector instructions
+that this kind of processor may have, into one library: for an image or a home
+directory that several machines use. Without it, the first use compiles those
+of the machine's own processor, in seconds. The library lies in RMSREPRO_CACHE,
+else in ~/.cache/rmsrepro. CXX names the compiler.
+
+  rerun=true    build it anew although it is there""",
 }
 
 
@@ -247,6 +258,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "check-norm": verbs.check_norm,
         "inspect": verbs.inspect,
         "doctor": verbs.doctor,
+        "build-kernels": verbs.build_kernels,
     }
     try:
         return table[verb](overrides)

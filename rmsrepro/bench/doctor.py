@@ -7,6 +7,8 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmsrepro.bench.load import OtherLoad
@@ -32,7 +34,7 @@ DEFAULTS = BenchConfig()
 
 
 def machine_facts(look_s: float = 0.3) -> Iterator[Fact]:
-    """Yield what the system tells, without torch: cores, load, frequency, memory, compiler.
+    """Yield what the system tells, without torch: cores, load, frequency, memory, compiler, kernels.
 
     Args:
         look_s: how long to look at the load.
@@ -46,6 +48,8 @@ def machine_facts(look_s: float = 0.3) -> Iterator[Fact]:
     yield "frequency", frequency_words(settings["governor"], settings["frequency_mhz"])
     yield "memory", memory_words(settings["c_library"])
     yield "compiler", compiler() or "none found (c++, g++, clang++): nothing can be compiled here"
+    yield "kernels", kernels_words()
+    yield "triton", _triton()
 
 
 def torch_facts() -> Iterator[Fact]:
@@ -125,6 +129,47 @@ def memory_words(c_library: str) -> str:
     )
 
 
+def kernels_words() -> str:
+    """Say whether the fused kernels are built for this processor, or what would; builds nothing."""
+    from rmsrepro.norms.backends.fused.building import find
+    from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable, toolchain
+    from rmsrepro.norms.backends.fused.levels import best_level, known_levels
+
+    try:
+        level = best_level()
+        found = find([level])
+        if found is None:
+            tools = toolchain()
+            how = compiled_words(tools.openmp, tools.python_headers is not None)
+            return (
+                f"for {level.name}, not built yet: the first use of backend=fused takes seconds "
+                f"({tools.version}, {how}); rmsrepro build-kernels builds them for all processors of the kind"
+            )
+    except (KernelsUnavailable, ValueError) as error:
+        return f"backend=fused cannot run on the processor: {error}"
+    path, built = found
+    how = compiled_words(built.openmp, built.python_headers)
+    held = "all levels" if len(built.levels) == len(known_levels()) else "this level alone"
+    return f"for {level.name}, built ({built.compiler}, {how}; {held}): {_from_home(path)}"
+
+
+def _kernels_await_building() -> bool:
+    from rmsrepro.norms.backends.fused.building import find
+    from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable, toolchain
+    from rmsrepro.norms.backends.fused.levels import best_level
+
+    try:
+        return find([best_level()]) is None and bool(toolchain().command)
+    except (KernelsUnavailable, ValueError):
+        return False
+
+
+def compiled_words(openmp: bool, python_headers: bool) -> str:
+    """Say what kernels can do that were compiled with or without OpenMP and Python's headers."""
+    threads = "OpenMP" if openmp else "no OpenMP: one thread"
+    return f"{threads}, {'Python.h' if python_headers else 'no Python.h: calls take microseconds more'}"
+
+
 def threads_words(threads: int, given: str | None) -> str:
     """Say how many threads torch uses, and why."""
     why = f"OMP_NUM_THREADS={given}" if given else "its own choice"
@@ -170,6 +215,19 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+def _from_home(path: Path) -> str:
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
+def _triton() -> str:
+    if find_spec("triton") is None:
+        return "not installed: the fused kernels of a GPU need it"
+    return f"{_version('triton')}; it compiles the fused kernels of a GPU"
+
+
 def _gpu() -> str:
     import torch
 
@@ -183,10 +241,7 @@ def _gpu() -> str:
 
 
 def _backends() -> str:
-    """Each backend with the norms that it takes as they are by default, or what it lacks on this machine.
-
-    Builds the fused kernels where they are not built yet, as the first run would.
-    """
+    """Each backend with the norms that it takes as they are by default, or what it lacks on this machine."""
     from rmsrepro.norms import resolve_params
     from rmsrepro.norms.backends import BACKENDS, missing, refusal
     from rmsrepro.norms.params import BUILTIN_PARAMS
@@ -198,6 +253,7 @@ def _backends() -> str:
         taken = [name for name in names if name not in refused]
         which = "all norms" if len(refused) < len(taken) else ", ".join(taken)
         but = f" but {', '.join(refused)}" if refused and len(refused) < len(taken) else ""
-        lacking = missing(backend)
+        # Asking for what the kernels lack builds them.
+        lacking = None if backend == "fused" and _kernels_await_building() else missing(backend)
         told.append(f"{backend} ({which}{but}{f'; not here: {lacking}' if lacking else ''})")
     return "; ".join(told)

@@ -6,6 +6,7 @@ from rmsrepro.verbs.cards import check_norm
 from rmsrepro.verbs.converting import convert
 from rmsrepro.verbs.doctor import doctor
 from rmsrepro.verbs.inspecting import inspect
+from rmsrepro.verbs.kernels import build_kernels
 from rmsrepro.verbs.listing import norms
 from rmsrepro.verbs.reporting import report, reproduce
 from rmsrepro.verbs.timing import bench
@@ -14,6 +15,7 @@ from rmsrepro.verbs.using import evaluate, sample, translate
 
 __all__ = [
     "bench",
+    "build_kernels",
     "check_norm",
     "convert",
     "doctor",

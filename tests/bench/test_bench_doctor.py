@@ -87,7 +87,7 @@ def test_every_fact_has_words() -> None:
     facts = dict([*doctor.machine_facts(look_s=0.0), *doctor.torch_facts()])
     assert list(facts) == [
         "processor", "cores", "load", "frequency", "memory", "compiler",
-        "torch", "threads", "gpu", "backends", "clock",
+        "kernels", "triton", "torch", "threads", "gpu", "backends", "clock",
     ]  # fmt: skip
     assert all(facts.values())
     assert facts["torch"].startswith(torch.__version__)

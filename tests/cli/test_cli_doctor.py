@@ -21,8 +21,8 @@ def test_doctor_says_what_the_machine_can_measure(cli: Callable[..., Ran]) -> No
     assert all(len(line) <= 80 for line in lines)
     words = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert [word for word in words if word != "meanwhile"] == [
-        "processor", "cores", "load", "frequency", "memory", "compiler", "torch", "threads", "gpu",
-        "backends", "clock", "A/A", "outlook",
+        "processor", "cores", "load", "frequency", "memory", "compiler", "kernels", "triton", "torch",
+        "threads", "gpu", "backends", "clock", "A/A", "outlook",
     ]  # fmt: skip
     assert ran.err == "trial: LayerNorm against itself for 0.2 s\n"
     assert list(Path().iterdir()) == []

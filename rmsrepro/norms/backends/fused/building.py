@@ -88,6 +88,7 @@ def find_or_build(say: Tell | None = None) -> tuple[Path, Level]:
     found = find([level])
     if found is not None:
         return found[0], level
+    toolchain()  # without one there is nothing to announce
     if say is not None:
         damaged = next((one for one in (_place(known_levels()), _place([level])) if one.is_file()), None)
         about = f"; {damaged} is damaged" if damaged else ", once"

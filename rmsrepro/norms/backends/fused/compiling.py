@@ -116,7 +116,7 @@ def _run_all(commands: Sequence[Sequence[str]], ended: Callable[[int, Done], Non
 
 def _check(tools: Toolchain, done: Done, result: Path) -> None:
     if done.code != 0 or not result.is_file():
+        why = first_error(done.err) if done.code != 0 else "it wrote no file"
         raise KernelsUnavailable(
-            f"{shlex.join(tools.command)} failed to build the kernels ({first_error(done.err)}); CXX names "
-            "another compiler"
+            f"{shlex.join(tools.command)} failed to build the kernels ({why}); CXX names another compiler"
         )
