@@ -22,7 +22,7 @@ class DoctorVerb:
 
 
 def doctor(overrides: list[Override]) -> int:
-    """Say what this machine can measure, as it becomes known; writes nothing but the fused kernels."""
+    """Say what this machine can measure, as it becomes known; builds and writes nothing."""
     options = only_options(DoctorVerb, overrides, "doctor")
     if not (math.isfinite(options.trial_s) and options.trial_s > 0):
         raise UserError(
