@@ -16,6 +16,8 @@ Row = Mapping[str, Any]
 
 MOST_IN_A_LINE = 32
 """Characters of a line of an arm's name: with the numbers beside it, it is 80 at most."""
+MOST_OF_A_PAIR = 23
+"""The same where two arms stand in a line."""
 MOST_BESIDE_COUNTS = 18
 """The same in a table that counts bytes."""
 
@@ -92,6 +94,9 @@ def cell_table(result: Row, cell: str) -> RenderableType:
 
 def _across_table(rows: Sequence[Row]) -> RenderableType:
     """One line a pair of backends; the arms that are set against the same one stand together."""
+    # Imported here: the report brings its plotting library along.
+    from rmsrepro.report.formatting import folded
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("across backends", overflow="fold")
     table.add_column("set against", overflow="fold")
@@ -100,7 +105,7 @@ def _across_table(rows: Sequence[Row]) -> RenderableType:
         low, high = row["ratio_ci"]
         mark = " " if row["trusted"] else "?"
         ratio = f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}] {mark}"
-        table.add_row(Text(_name(row["arm"], True)), Text(_name(row["baseline"], True)), Text(ratio))
+        table.add_row(*(Text(folded(row[name], MOST_OF_A_PAIR)) for name in ("arm", "baseline")), Text(ratio))
     return table
 
 
