@@ -1,4 +1,4 @@
-"""One GRU layer with norms at all four sites, beside the GRU that torch ships, which has none.
+r"""One GRU layer with norms at all four sites, beside the GRU that torch ships, which has none.
 
     cd examples
     rmsrepro bench bench=model norm=layernorm,rmsnorm,prmsnorm,none backend=fused,torch,composite \\

@@ -1,4 +1,4 @@
-"""examples/gru_layer.py: what stands for torch.nn.GRU is that, and all arms compute what they are named for."""
+"""examples/gru_layer.py: what stands for torch.nn.GRU is that, and all arms are what they are named for."""
 
 from __future__ import annotations
 
