@@ -1,7 +1,7 @@
 r"""One GRU layer with norms at all four sites, beside the GRU that torch ships, which has none.
 
     cd examples
-    rmsrepro bench bench=model norm=layernorm,rmsnorm,prmsnorm,none backend=fused,torch,composite \\
+    rmsrepro bench bench=model norm=layernorm,rmsnorm,prmsnorm,none backend=fused,torch,composite \
         model=gru_layer:width_256
 
 On the backends `fused` and `composite` each norm is the layer that this package's models are made of, `none`
