@@ -40,6 +40,9 @@ Mask = Tensor | None
 StepFunction = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
 """(gates_x (B, 2 d), candidate_x (B, d), h (B, d), mask (B,)) -> h' (B, d). The mask is for norms over
 positions alone: it does not keep the state of the rows outside."""
+Sides = tuple[Tensor, ...]
+"""What one step takes of its input: gates (B, 2 d) and candidate (B, d), normed, or in the fused form the raw
+product with it alone, (B, 3 d)."""
 ProjectFunction = Callable[[Tensor, Mask], tuple[Tensor, Tensor]]
 """(x (B, input_dim), mask (B,)) -> gates_x (B, 2 d), candidate_x (B, d)"""
 
@@ -110,22 +113,11 @@ class GRULayer(nn.Module):
                 state as it is, bit for bit, and get no gradient.
             reverse: read from the last position to the first.
         """
-        fused = self._fused(x, h, mask)
+        fused = fused_gru.fused_for(self, x, h, mask)
         if fused is not None:
             return fused_gru.scan(fused, x, h, mask, reverse=reverse)
         with recurrence(self.batch_norms):
             return self._scan(x, h, mask, reverse)
-
-    def _fused(self, x: Tensor, h: Tensor | None, mask: Mask) -> fused_gru.Fused | None:
-        """Return what the kernels need for `forward`, or None where the loop below is to run."""
-        if x.ndim != 3 or not x.numel():
-            return None
-        shape = x.shape[:2]
-        if h is not None and h.shape != (shape[1], self.dim):
-            return None
-        if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
-            return None
-        return fused_gru.fused(self, x, h, mask)
 
     def _scan(self, x: Tensor, h: Tensor | None, mask: Mask, reverse: bool) -> Tensor:
         gates_x, candidate_x = self.project(x, mask)
@@ -185,6 +177,38 @@ class GRULayer(nn.Module):
             return torch.lerp(candidate, h, update)
 
         return step
+
+    def for_inputs(
+        self, x: Tensor, mask: Mask = None
+    ) -> tuple[torch.dtype, list[Sides], Callable[[Sides, Tensor, Mask], Tensor]]:
+        """Make ready for a loop whose inputs x (T, B, input_dim) are all known before it.
+
+        Returns:
+            The dtype of the states, what each step takes of its input, and the step: (that, h (B, d),
+            mask (B,)) -> h' (B, d), the mask as in `StepFunction`.
+        """
+        fused = fused_gru.fused(self, x) if x.numel() else None
+        if fused is not None:
+            layer, raw = fused, self.input_projection(x)
+            inputs: list[Sides] = [(now,) for now in raw.unbind(0)]
+            return raw.dtype, inputs, lambda x, h, mask: fused_gru.cell(layer, x[0], h)
+        gates, candidate = self.project(x, mask)
+        step = self.prepare(gates.dtype)
+        inputs = list(zip(gates.unbind(0), candidate.unbind(0), strict=True))
+        return gates.dtype, inputs, lambda x, h, mask: step(x[0], x[1], h, mask)
+
+    def for_states(self, h: Tensor) -> Callable[[Tensor, Tensor, Mask], Tensor]:
+        """Make ready for a loop whose states are like h (B, d) and whose inputs come up in it.
+
+        Returns:
+            The step, from its input: (x (B, input_dim), h (B, d), mask (B,)) -> h' (B, d), the mask as in
+            `StepFunction`.
+        """
+        fused = fused_gru.fused(self, h) if h.numel() else None
+        if fused is not None:
+            return lambda x, h, mask: fused_gru.cell(fused, self.input_projection(x), h)
+        project, step = self.prepare_projection(h.dtype), self.prepare(h.dtype)
+        return lambda x, h, mask: step(*project(x, mask), h, mask)
 
     def _split(self, product: Tensor) -> tuple[Tensor, Tensor]:
         """Part (..., 3 d) into gates (..., 2 d) and candidate (..., d)."""

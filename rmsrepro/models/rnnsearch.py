@@ -204,18 +204,15 @@ class RNNSearch(TranslationModel[RNNSearchState]):
         `mask` (T, B) is True for the words that a norm over positions may count.
         """
         with recurrence(self.loop_batch_norms):
-            gates_x, candidate_x = self.first.project(words, mask)
-            dtype = gates_x.dtype
+            dtype, inputs, first = self.first.for_inputs(words, mask)
             hidden = state.hidden.to(dtype)
-            first, second = self.first.prepare(dtype), self.second.prepare(dtype)
-            project, attend = self.second.prepare_projection(dtype), self.attention.prepare(state)
-            inputs = zip(gates_x.unbind(0), candidate_x.unbind(0), over_time(mask, len(words)), strict=True)
+            second, attend = self.second.for_states(hidden), self.attention.prepare(state)
             states: list[Tensor] = []
             contexts: list[Tensor] = []
-            for now_gates, now_candidate, now_mask in inputs:
-                query = first(now_gates, now_candidate, hidden, now_mask)
+            for word, now_mask in zip(inputs, over_time(mask, len(words)), strict=True):
+                query = first(word, hidden, now_mask)
                 context = attend(query, now_mask)
-                hidden = second(*project(context, now_mask), query, now_mask)
+                hidden = second(context, query, now_mask)
                 states.append(hidden)
                 contexts.append(context)
         return torch.stack(states), torch.stack(contexts)

@@ -81,10 +81,10 @@ class Fused:
 def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
     """Return `layer` for the kernels, or None where they do not take it or the inputs, or must not be used.
 
-    They are for CPU tensors in fp32 or fp64 and for fused norms, or for none where the layer was asked for that
-    in this backend. They must not be used where somebody watches operations or modules (torch.compile, export
-    and jit, torch.func, forward-mode derivatives, modes, hooks), nor under autocast, where the state is in half
-    precision.
+    They are for CPU tensors in fp32 or fp64 and for fused norms, or for none where the layer was asked for
+    that in this backend. They must not be used where somebody watches operations or modules (torch.compile,
+    export and jit, torch.func, forward-mode derivatives, modes, hooks), nor under autocast, where the state
+    is in half precision.
     """
     linear, recurrent = layer.input_projection, layer.recurrent_projection
     if not _plain_linear(linear) or not _plain_linear(recurrent) or not _alone():
@@ -130,6 +130,18 @@ def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
     packed = torch.cat(parameters) if parameters else weight.new_empty(0)
     one, two, three, four = found
     return Fused(Plan(d, (one, two, three, four), size), linear.weight, linear.bias, weight, packed)
+
+
+def fused_for(layer: GRULayer, x: Tensor, h: Tensor | None, mask: Tensor | None) -> Fused | None:
+    """Return `fused` for a sequence: None too where there is nothing in it, or shapes are not as expected."""
+    if x.ndim != 3 or not x.numel():
+        return None
+    steps, rows = x.shape[:2]
+    if h is not None and h.shape != (rows, layer.dim):
+        return None
+    if mask is not None and (mask.shape != (steps, rows) or mask.dtype != torch.bool):
+        return None
+    return fused(layer, x, h, mask)
 
 
 def _plain_linear(linear: nn.Linear) -> bool:

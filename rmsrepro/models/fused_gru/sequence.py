@@ -92,7 +92,7 @@ class _Scan(torch.autograd.Function):
         differentiable = any(ctx.needs_input_grad)
         scales = x.new_empty(steps, rows, SCALES) if differentiable else None
         products: list[Tensor] = [raw] * steps
-        multiply = product_with(weight, rows)
+        multiply = product_with(weight, rows, steps)
         call, forward, _ = addresses()
         sites = ctypes.addressof(site_fields(plan.sites))
         fixed = (sites, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
@@ -137,7 +137,7 @@ class _Scan(torch.autograd.Function):
         start = x.new_zeros(rows, d) if first is None else first
         results = _Results(ctx.needs_input_grad[3:], x, input_weight, weight, first, states, reverse)
         direct, sums = x.new_empty(rows, d), new_sums(plan, x)
-        multiply = product_with(weight.t(), rows)
+        multiply = product_with(weight.t(), rows, steps, backward=True)
         call, _, backward = addresses()
         sites = ctypes.addressof(site_fields(plan.sites))
         fixed = (sites, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
