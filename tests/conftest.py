@@ -38,8 +38,8 @@ for _name in ("WANDB_API_KEY", "WANDB_DIR", "WANDB_PROJECT", "WANDB_ENTITY", "WA
     os.environ.pop(_name, None)
 
 # Built kernels are kept: what they are built from is in their name. Programs with another home find them too.
-_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-os.environ.setdefault("RMSREPRO_CACHE", str(_caches / "rmsrepro"))
+_caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+os.environ.setdefault("RMSREPRO_CACHE", f"{_caches}/rmsrepro")
 
 # Programs that tests start elsewhere find the package even when the checkout is not installed.
 try:
