@@ -1,4 +1,4 @@
-"""The C++ kernels under the sanitizers of addresses and undefined behaviour, in memory of exactly their size."""
+"""The C++ kernels under sanitizers, of addresses and of undefined behaviour, in memory of exactly their size."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_kernels_stay_within_their_memory(level: Level) -> None:
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Path]:
-    """Copy the sources of the norms with a fault; libraries are then built from the copy, which is returned."""
+    """Copy the sources of the norms with a fault, and build from the copy, which is returned, from then on."""
 
     def plant(name: str, right: str, wrong: str) -> Path:
         copy = tmp_path / "cpu"
