@@ -22,7 +22,7 @@ from packaging.version import Version
 import rmsrepro
 
 # Kinds of file that the package reads while it runs, beside its modules.
-PACKAGE_DATA = ("*.py", "*.yaml", "*.html", "*.j2", "*.css", "*.js", "*.json", "py.typed")
+PACKAGE_DATA = ("*.py", "*.yaml", "*.html", "*.j2", "*.css", "*.js", "*.json", "*.cpp", "*.hpp", "py.typed")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,7 @@ def test_wheel_holds_the_package_and_its_configuration(built: Path, repo_root: P
     for name, content in conf.items():
         assert content == (repo_root / name).read_bytes(), name
     expected = files_below(repo_root, "rmsrepro", PACKAGE_DATA) | {f"rmsrepro/{name}" for name in conf}
+    assert "rmsrepro/norms/backends/fused/cpu/binding.cpp" in expected
     assert expected - held == set()
     assert {name.split("/")[0] for name in held} == {"rmsrepro"}
 

@@ -1,4 +1,4 @@
-"""The C++ kernels under sanitizers, of addresses and of undefined behaviour, in memory of exactly their size."""
+"""The C++ kernels under sanitizers, of addresses and undefined behaviour, in memory of exactly their size."""
 
 from __future__ import annotations
 
@@ -65,18 +65,21 @@ def ran(library: Path, level: Level, kernels: str, sources: Path) -> subprocess.
 
 
 def levels() -> list[object]:
-    """The levels of this processor; all but the best are slow."""
-    flags, best = processor_flags(), best_level()
+    """The levels of this processor under all checks; the best one under that of addresses, which is fast."""
+    flags = processor_flags()
     return [
-        pytest.param(level, id=level.name, marks=[] if level == best else [pytest.mark.slow])
-        for level in known_levels()
-        if level.needs <= flags
+        pytest.param(best_level(), MEMORY, id=f"{best_level().name}-addresses"),
+        *(
+            pytest.param(level, CHECKS, id=level.name, marks=[pytest.mark.slow])
+            for level in known_levels()
+            if level.needs <= flags
+        ),
     ]
 
 
-@pytest.mark.parametrize("level", levels())
-def test_kernels_stay_within_their_memory(level: Level) -> None:
-    library = building.build([level], extra_flags=CHECKS)
+@pytest.mark.parametrize(("level", "checks"), levels())
+def test_kernels_stay_within_their_memory(level: Level, checks: tuple[str, ...]) -> None:
+    library = building.build([level], extra_flags=checks)
     for kernels, least in (("norms", 700), ("gru", 300)):
         done = ran(library, level, kernels, compiling.SOURCES)
         assert done.returncode == 0, done.stderr[-4000:]
@@ -86,7 +89,7 @@ def test_kernels_stay_within_their_memory(level: Level) -> None:
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Path]:
-    """Copy the sources of the norms with a fault, and build from the copy, which is returned, from then on."""
+    """Copy the sources of the norms with a fault, build from the copy from then on, and return it."""
 
     def plant(name: str, right: str, wrong: str) -> Path:
         copy = tmp_path / "cpu"
