@@ -30,6 +30,7 @@ from rmsrepro.bench.settings import machine_settings
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.plain import from_plain
 from rmsrepro.config.plugins import load_plugins
+from rmsrepro.norms.backends.fused.library import loaded_kernels
 from rmsrepro.runs.files import to_json, write_atomic
 
 EVENT_EVERY_S = 0.5
@@ -109,6 +110,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         **machine_settings(),
         "keep_blocks": keeps,
         "keep_blocks_asked": spec["keep_blocks"],
+        "fused_kernels": loaded_kernels(),
         **({"device_clock_mhz": device_clock_mhz(device)} if device.type != "cpu" else {}),
     }
     result["peak_rss_bytes"] = peak_rss_bytes()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import rmsrepro
+from rmsrepro.norms.backends.fused.library import kernels, loaded_kernels
 from rmsrepro.runs.processor import available_cores, cpu_model
 
 _PACKAGES = (
@@ -36,8 +37,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, Any]:
-    """Return the content of a run's env.json."""
+def environment(backend: str) -> dict[str, Any]:
+    """Return the content of the env.json of a run on `backend`."""
+    if backend == "fused":
+        kernels()
     return {
         "rmsrepro": rmsrepro.__version__,
         "git_commit": _git_commit(),
@@ -45,6 +48,7 @@ def environment() -> dict[str, Any]:
         "packages": versions(),
         "machine": machine(),
         "threads": torch.get_num_threads(),
+        "fused_kernels": loaded_kernels() if backend == "fused" else None,
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

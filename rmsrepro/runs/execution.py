@@ -205,7 +205,7 @@ class Run:
     def _write_description(self, data: Any) -> None:
         (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / "config.yaml", yaml_text(self.config))
-        write_atomic(self.folder / "env.json", to_json(environment()))
+        write_atomic(self.folder / "env.json", to_json(environment(self._backend)))
         write_atomic(self.folder / "data.json", to_json(data.summary()))
 
     def _close(self, status: str, error: str | None) -> RunResult:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from rmsrepro.norms.backends.fused import ops
 from rmsrepro.norms.backends.fused.differentiable import equation
 from rmsrepro.norms.backends.fused.kernel import FusedNorm
 from rmsrepro.norms.backends.fused.launch import Launcher
+from rmsrepro.norms.backends.fused.levels import best_level
+from rmsrepro.norms.backends.fused.library import kernels, loaded_kernels
 from rmsrepro.norms.params import BUILTIN_PARAMS
 
 COVERED: list[tuple[str, dict[str, Any]]] = [
@@ -274,6 +278,18 @@ def test_copies_share_the_kernel_and_pickles_find_it() -> None:
     launched = pickle.loads(pickle.dumps(kernel_of(norm)._launcher))
     assert isinstance(launched, Launcher)
     assert launched.rule == kernel_of(norm).rule
+
+
+def test_records_can_say_which_kernels_were_used() -> None:
+    norm, x = norm_and_input("rmsnorm", {}, torch.float32)
+    norm(x)
+    used = loaded_kernels()
+    assert used is not None
+    assert used["level"] == kernels().level == best_level().name
+    assert used["library"].endswith(".so")
+    code = "from rmsrepro.norms.backends.fused.library import loaded_kernels as f; print(f())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "None\n"
 
 
 def test_all_but_these_are_covered() -> None:

@@ -137,7 +137,7 @@ class Launcher:
                 return launchers.backward(dy, x, gain, has_bias, self.rule, bias)
             return launchers.add_backward(extra, dy, x, gain, has_bias, self.rule, bias)
         dtype = _code(x)
-        dx = torch.empty(x.shape, dtype=x.dtype)
+        dx = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
         dgain = None if gain is None else torch.empty_like(gain)
         dbias = None if bias is None else torch.empty(self.n, dtype=bias)
         x, stride = _rows(x, self.n)

@@ -36,6 +36,17 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def loaded_kernels() -> dict[str, str] | None:
+    """Return `level` (of instructions) and `library` of the kernels that this process uses, for records.
+
+    Results of different levels differ in rounding. None where the process has used none.
+    """
+    if not kernels.cache_info().currsize:
+        return None
+    used = kernels()
+    return {"level": used.level, "library": f"{used.path.parent.name}/{used.path.name}"}
+
+
 Call = Callable[..., int]
 """call(function, field, ...) -> 0, or what went wrong."""
 
@@ -44,12 +55,13 @@ class Kernels:
     """The functions of one level.
 
     Attributes:
+        path: the library's file.
         level: name of the instruction level.
         call: `call(kernels.forward, field, ...)`, the fields as calls.hpp lists them.
     """
 
     def __init__(self, path: Path, level: str, *, fast: bool = True) -> None:
-        self.level = level
+        self.path, self.level = path, level
         self._library = ctypes.CDLL(str(path))
         binding = _binding(path) if fast else None
         self.call: Call = _through_ctypes if binding is None else binding
