@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rmsrepro.models.fused_gru import composed
-from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan, site_fields
+from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan
 from rmsrepro.models.fused_gru.sequence import SCALES, addresses, check, new_sums
 
 
@@ -35,7 +34,7 @@ class _Cell(torch.autograd.Function):
         call, forward, _ = addresses()
         failed = call(
             forward,
-            ctypes.addressof(site_fields(plan.sites)),
+            plan.address,
             DTYPES[x.dtype],
             rows,
             d,
@@ -71,7 +70,7 @@ class _Cell(torch.autograd.Function):
         call, _, backward = addresses()
         failed = call(
             backward,
-            ctypes.addressof(site_fields(plan.sites)),
+            plan.address,
             DTYPES[x.dtype],
             rows,
             d,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +52,20 @@ class SitePlan:
     """Likewise. A site of the state without a norm has a bias too."""
 
 
-@dataclass(frozen=True)
 class Plan:
-    """All sites: gates and candidate of the input, gates and candidate of the state."""
+    """All sites: gates and candidate of the input, gates and candidate of the state.
 
-    width: int
-    """d, of the state."""
-    sites: tuple[SitePlan, SitePlan, SitePlan, SitePlan]
-    size: int
-    """Length of the vector of parameters."""
+    Attributes:
+        width: d, of the state.
+        sites: in that order.
+        size: length of the vector of parameters.
+        address: of the sites in the memory that the kernels read them from.
+    """
+
+    def __init__(self, width: int, sites: Sequence[SitePlan], size: int) -> None:
+        self.width, self.sites, self.size = width, tuple(sites), size
+        self._memory = (_SiteFields * len(self.sites))(*(_fields(site) for site in self.sites))
+        self.address = ctypes.addressof(self._memory)
 
 
 @dataclass(frozen=True)
@@ -96,40 +101,58 @@ def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
     if any(one.dtype != weight.dtype for one in tensors if one.is_floating_point()):
         return None
     d = layer.dim
-    found: list[SitePlan] = []
-    parameters: list[Tensor] = []
-    size = 0
-
-    def place(one: Tensor | None) -> int:
-        nonlocal size
-        if one is None:
-            return ABSENT
-        parameters.append(one)
-        size += len(one)
-        return size - len(one)
-
-    normed = 0
-    for norm, bias, start, width in (
+    sites = (
         (layer.norm_gates_x, None, 0, 2 * d),
         (layer.norm_candidate_x, None, 2 * d, d),
         (layer.norm_gates_h, layer.gates_h_bias, 0, 2 * d),
         (layer.norm_candidate_h, layer.candidate_h_bias, 2 * d, d),
-    ):
+    )
+    norms: list[NormModule[Any] | None] = []
+    parameters: list[Tensor] = []
+    pairs: list[tuple[Tensor | None, Tensor | None]] = []
+    for norm, bias, _, width in sites:
         if norm is None:
-            found.append(SitePlan(start, width, None, ABSENT, place(bias)))
-            continue
-        if not isinstance(norm, NormModule) or not _taken(norm, width):
+            pairs.append((None, bias))
+        elif isinstance(norm, NormModule) and _taken(norm, width):
+            pairs.append((None if norm.weight is None else norm.effective_gain(), norm.bias))
+        else:
             return None
-        normed += 1
-        gain = None if norm.weight is None else norm.effective_gain()
-        found.append(SitePlan(start, width, Rule.of(norm.params, width), place(gain), place(norm.bias)))
-    if not normed and not layer.fuses_none:
+        norms.append(norm)
+        parameters += [one for one in pairs[-1] if one is not None]
+    if not layer.fuses_none and all(norm is None for norm in norms):
         return None
     if any(type(one) not in PLAIN or one.dtype != weight.dtype or not one.is_cpu for one in parameters):
         return None
     packed = torch.cat(parameters) if parameters else weight.new_empty(0)
-    one, two, three, four = found
-    return Fused(Plan(d, (one, two, three, four), size), linear.weight, linear.bias, weight, packed)
+    key = [
+        (None if norm is None else norm.params, *(one is None for one in pair))
+        for norm, pair in zip(norms, pairs, strict=True)
+    ]
+    plan = _PLANS.get(layer)
+    if plan is None or plan[0] != key:
+        made = [
+            (start, width, None if norm is None else Rule.of(norm.params, width), pair)
+            for norm, (_, _, start, width), pair in zip(norms, sites, pairs, strict=True)
+        ]
+        _PLANS[layer] = plan = (key, _plan(d, made))
+    return Fused(plan[1], linear.weight, linear.bias, weight, packed)
+
+
+_PLANS: WeakKeyDictionary[nn.Module, tuple[list[Any], Plan]] = WeakKeyDictionary()
+"""The plan of a layer, with what it was made of. Not in the layer: a copy would have the address of another's."""
+
+
+def _plan(width: int, sites: Sequence[tuple[int, int, Rule | None, Sequence[Tensor | None]]]) -> Plan:
+    """Give each site's gain and bias their places."""
+    made: list[SitePlan] = []
+    size = 0
+    for start, count, rule, pair in sites:
+        places = []
+        for one in pair:
+            places.append(ABSENT if one is None else size)
+            size += 0 if one is None else count
+        made.append(SitePlan(start, count, rule, *places))
+    return Plan(width, made, size)
 
 
 def fused_for(layer: GRULayer, x: Tensor, h: Tensor | None, mask: Tensor | None) -> Fused | None:
@@ -148,7 +171,7 @@ def _plain_linear(linear: nn.Linear) -> bool:
     return type(linear) is nn.Linear and not _watched(linear)
 
 
-def _taken(norm: NormModule, width: int) -> bool:  # type: ignore[type-arg]
+def _taken(norm: NormModule[Any], width: int) -> bool:
     return (
         norm.backend == "fused"
         # A subclass may do anything else.
@@ -184,12 +207,6 @@ def _alone() -> bool:
         or module_hooks._global_backward_hooks
         or module_hooks._global_backward_pre_hooks
     )
-
-
-@cache
-def site_fields(sites: Sequence[SitePlan]) -> ctypes.Array[_SiteFields]:
-    """Return the sites in the memory that the kernels read them from."""
-    return (_SiteFields * len(sites))(*(_fields(site) for site in sites))
 
 
 def _fields(site: SitePlan) -> _SiteFields:

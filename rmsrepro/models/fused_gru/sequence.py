@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rmsrepro.models.fused_gru import composed
-from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan, site_fields
+from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan
 from rmsrepro.models.fused_gru.product import product_with
 from rmsrepro.norms.backends.fused.library import Call, kernels
 
@@ -94,8 +93,7 @@ class _Scan(torch.autograd.Function):
         products: list[Tensor] = [raw] * steps
         multiply = product_with(weight, rows, steps)
         call, forward, _ = addresses()
-        sites = ctypes.addressof(site_fields(plan.sites))
-        fixed = (sites, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
+        fixed = (plan.address, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
         each, item = states.unbind(0), x.element_size()
         raw_at, mask_at = raw.data_ptr(), 0 if mask is None else mask.data_ptr()
         scales_at, new_at = 0 if scales is None else scales.data_ptr(), states.data_ptr()
@@ -139,8 +137,7 @@ class _Scan(torch.autograd.Function):
         direct, sums = x.new_empty(rows, d), new_sums(plan, x)
         multiply = product_with(weight.t(), rows, steps, backward=True)
         call, _, backward = addresses()
-        sites = ctypes.addressof(site_fields(plan.sites))
-        fixed = (sites, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
+        fixed = (plan.address, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
         item = x.element_size()
         per_state = rows * d * item
         raw_at, states_at, scales_at = raw.data_ptr(), states.data_ptr(), scales.data_ptr()
