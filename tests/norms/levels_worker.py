@@ -1,4 +1,4 @@
-"""Runs the kernels of one level for test_norms_fused_levels: `python -m tests.norms.levels_worker FILE [bare]`.
+"""Runs the kernels of a level for test_norms_fused_levels: `python -m tests.norms.levels_worker FILE [bare]`.
 
 A process of its own, since the level is chosen once, by RMSREPRO_KERNEL_LEVEL. It prints how far results are
 from the norms in float64, in units of what is allowed, and writes some of them to FILE.

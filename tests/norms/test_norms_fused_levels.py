@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from rmsrepro.norms.backends.fused import building, compiling
+from rmsrepro.norms.backends.fused import building, compiling, launch
+from rmsrepro.norms.backends.fused.launch import Launcher
 from rmsrepro.norms.backends.fused.levels import FORCED, known_levels, processor_flags
+from rmsrepro.norms.backends.fused.library import Kernels
+from rmsrepro.norms.backends.fused.rule import Rule
 from tests.norms.conftest import skip_without
 
 LEVELS = [level.name for level in known_levels() if level.needs <= processor_flags()]
@@ -82,6 +86,24 @@ def test_levels_agree(level: str, folder: Path) -> None:
         unit = UNITS["float32" if result in ("dgain", "dbias") and dtype != "float64" else dtype]
         room = 8 * unit * np.abs(one).max(initial=1.0)
         assert np.abs(one - other[name]).max() <= room, name
+
+
+def test_calls_by_way_of_ctypes_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, level = building.find_or_build()
+    x, dy = torch.randn(7, 33), torch.randn(7, 33)
+    gain = torch.randn(33)
+    norm = Launcher(Rule(33, True, 1 / 33, 1e-5, False, False), 33)
+    found = []
+    for fast in (True, False):
+        loaded = Kernels(path, level.name, fast=fast)
+        monkeypatch.setattr(launch, "kernels", lambda loaded=loaded: loaded)
+        # Many times, since what a call is given must live as long as the call.
+        found += [[norm.forward(x, gain, None), *norm.backward(dy, x, gain, None)[:2]] for _ in range(50)]
+    for results in found:
+        for one, other in zip(found[0], results, strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other)
 
 
 @pytest.mark.slow

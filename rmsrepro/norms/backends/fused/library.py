@@ -99,7 +99,8 @@ _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 
 def _through_ctypes(address: int, *fields: int) -> int:
-    return int(_FUNCTION(address)(ctypes.addressof((ctypes.c_int64 * len(fields))(*fields))))
+    array = (ctypes.c_int64 * len(fields))(*fields)  # which has to outlive the call
+    return int(_FUNCTION(address)(ctypes.addressof(array)))
 
 
 def _binding(path: Path) -> Call | None:
