@@ -139,7 +139,7 @@ def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
 
 
 _PLANS: WeakKeyDictionary[nn.Module, tuple[list[Any], Plan]] = WeakKeyDictionary()
-"""The plan of a layer, with what it was made of. Not in the layer: a copy would have the address of another's."""
+"""The plan of a layer, with what it was made of: not in the layer, which is copied and pickled."""
 
 
 def _plan(width: int, sites: Sequence[tuple[int, int, Rule | None, Sequence[Tensor | None]]]) -> Plan:
