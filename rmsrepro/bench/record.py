@@ -189,7 +189,11 @@ class ResultTables:
                     "baseline": other.label,
                     **columns,
                     "trusted": self._quiet and all(one is not None and one.trusted for one in controls),
-                    "flags": [*self._machine_flags, *self._arm_flags(arm)],
+                    "flags": [
+                        *dict.fromkeys(flag for one in controls if one is not None for flag in one.flags),
+                        *self._machine_flags,
+                        *self._arm_flags(arm),
+                    ],
                 }
             )
         return rows

@@ -25,7 +25,8 @@ linear maps inside the branches instead.
 
 Where a norm's backend can add and normalise in one pass (`fused`), the plus and the norm after it are one: in
 `post` within the block, in `pre` and `sandwich` the plus of a block with the norm at the start of the next
-one (or the final norm), which is handed the two summands. The numbers are the same.
+one (or the final norm), which is handed the two summands. The numbers are the same. That is between the parts
+of a stack alone: who calls a layer or a block himself, or watches it by hooks, sees tensors.
 
 Sources: `post` Vaswani et al. 2017, the authors' own Transformer (Zhang & Sennrich 2019, section 6.1, with
 their code); `pre` Xiong et al. 2020; `sandwich` Ding et al. 2021 and Gemma 2; `res_post` Liu et al. 2022
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,8 +74,7 @@ def dataflow(norm: NormSpec, placement: Placement) -> Dataflow:
     return DATAFLOWS[placement if has_modules(norm) else Placement.none]
 
 
-@dataclass(frozen=True)
-class Summands:
+class Summands(NamedTuple):
     """A residual stream x + y, both (..., dim), that the next norm adds up in its own pass."""
 
     x: Tensor
@@ -81,6 +82,11 @@ class Summands:
 
 
 Stream = Tensor | Summands
+
+
+def whole(stream: Stream) -> Tensor:
+    """Return the stream (..., dim) added up."""
+    return stream.x + stream.y if isinstance(stream, Summands) else stream
 
 
 def norm_of(norm: nn.Module | None, stream: Stream, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -104,20 +110,29 @@ class Residual(nn.Module):
         self.norm_output = norm.build(dim) if flow.branch_output else None
         self.norm_sum = norm.build(dim) if flow.after_sum else None
         self.dropout = nn.Dropout(dropout)
-        self.leaves_sum = adds(self.norm_input)
-        """Whether the sum is left to the norm that follows: where blocks begin with a norm, one does."""
+        self.can_leave_sum = adds(self.norm_input)
+        """Whether the norm that follows can add up: where blocks begin with a norm, one does."""
 
     def forward(
-        self, x: Stream, branch: Callable[[Tensor], Tensor], token_mask: Tensor | None = None
+        self,
+        x: Stream,
+        branch: Callable[[Tensor], Tensor],
+        token_mask: Tensor | None = None,
+        *,
+        leave_sum: bool = False,
     ) -> Stream:
         """Return x with the branch added, as drawn at the top of this module.
 
-        `token_mask` (...) is True for the positions of x that a norm over positions may count.
+        Args:
+            x: the residual stream.
+            branch: maps (..., dim) to (..., dim).
+            token_mask: (...), True for the positions of x that a norm over positions may count.
+            leave_sum: whether the sum may be left to who comes next; a tensor is returned without.
         """
         x, y = norm_of(self.norm_input, x, token_mask)
         y = self.dropout(branch(y))
         y = apply_norm(self.norm_output, y, token_mask)
-        if self.leaves_sum:
+        if leave_sum and self.can_leave_sum:
             return Summands(x, y)
         return add_norm(self.norm_sum, x, y, token_mask)[1]
 

@@ -100,6 +100,8 @@ class GRULayer(nn.Module):
         self.batch_norms = batch_norms(self)
         # Without any norm in it, only the backend that it was asked for says which form a layer has.
         self.fuses_none = norm.scope == "activation" and norm.backend_used == "fused"
+        if self.fuses_none:
+            fused_gru.chosen_form()  # a wrong one is refused here, before anything runs
 
     def forward(
         self, x: Tensor, h: Tensor | None = None, mask: Tensor | None = None, *, reverse: bool = False

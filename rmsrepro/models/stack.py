@@ -23,9 +23,10 @@ from rmsrepro.models.attention import (
     head_dim,
     rotation,
 )
-from rmsrepro.models.blocks import FeedForward, Residual, Stream, final_norm, norm_of
+from rmsrepro.models.blocks import FeedForward, Residual, Stream, final_norm, norm_of, whole
 from rmsrepro.models.embedding import PositionedEmbedding
 from rmsrepro.norms import NormSpec
+from rmsrepro.norms.adding import watched
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,21 @@ class TransformerLayer(nn.Module):
         mask: Tensor | None = None,
         token_mask: Tensor | None = None,
         source: Source | None = None,
+        leave_sum: bool = False,
     ) -> Stream:
-        """Map the stream (B, T, d) to the next layer's input; see `TransformerStack.forward`."""
+        """Map the stream (B, T, d) to the next layer's input; see `TransformerStack.forward`.
+
+        With `leave_sum` its last sum may be left to who comes next: see `Residual`.
+        """
         memory = None if source is None else self.read(source)
         x = self.self_attention_residual(
             x,
             lambda y: self.self_attention(y, mask=mask, token_mask=token_mask, rotary=rotary),
             token_mask,
+            leave_sum=self.alone(),
         )
         memory_mask = None if source is None else source.attention_mask
-        return self._after_self_attention(x, memory, memory_mask, token_mask)
+        return self._after_self_attention(x, memory, memory_mask, token_mask, leave_sum=leave_sum)
 
     def step(
         self,
@@ -145,8 +151,19 @@ class TransformerLayer(nn.Module):
             longer.append(keys_values)
             return mixed
 
-        x = self.self_attention_residual(x, attend)
-        return self._after_self_attention(x, memory, memory_mask), longer[0]
+        alone = self.alone()
+        x = self.self_attention_residual(x, attend, leave_sum=alone)
+        return self._after_self_attention(x, memory, memory_mask, leave_sum=alone), longer[0]
+
+    def alone(self) -> bool:
+        """Whether nobody sees what passes between the blocks of this layer, or between it and the next."""
+        parts = (
+            self,
+            self.self_attention_residual,
+            self.cross_attention_residual,
+            self.feed_forward_residual,
+        )
+        return not any(watched(part) for part in parts if part is not None)
 
     def read(self, source: Source) -> KeysValues:
         """Return this layer's keys and values of the source."""
@@ -160,13 +177,15 @@ class TransformerLayer(nn.Module):
         memory: KeysValues | None,
         memory_mask: Tensor | None,
         token_mask: Tensor | None = None,
+        *,
+        leave_sum: bool,
     ) -> Stream:
         cross = self.cross_attention
         if cross is not None and self.cross_attention_residual is not None and memory is not None:
             x = self.cross_attention_residual(
-                x, lambda y: cross(y, memory, memory_mask, token_mask), token_mask
+                x, lambda y: cross(y, memory, memory_mask, token_mask), token_mask, leave_sum=self.alone()
             )
-        y: Stream = self.feed_forward_residual(x, self.feed_forward, token_mask)
+        y: Stream = self.feed_forward_residual(x, self.feed_forward, token_mask, leave_sum=leave_sum)
         return y
 
 
@@ -206,7 +225,13 @@ class TransformerStack(nn.Module):
         rotary = self._rotary(0, x)
         stream: Stream = x
         for layer in self._layers():
-            stream = layer(stream, rotary=rotary, mask=mask, token_mask=token_mask, source=source)
+            # A layer that is wrapped or watched gives and is given tensors.
+            ours: dict[str, bool] = {}
+            if type(layer) is TransformerLayer and layer.alone():
+                ours["leave_sum"] = True
+            else:
+                stream = whole(stream)
+            stream = layer(stream, rotary=rotary, mask=mask, token_mask=token_mask, source=source, **ours)
         return norm_of(self.final_norm, stream, token_mask)[1]
 
     def start(self, source: Source | None = None) -> TransformerState:

@@ -29,20 +29,21 @@ def add_norm(
         and adds(norm)
         and x.shape == y.shape
         and x.dtype == y.dtype
-        and not _watched(norm)
+        and not watched(norm)
     ):
         return norm.add(x, y)
     total = x + y
     return total, apply_norm(norm, total, mask)
 
 
-def _watched(norm: nn.Module) -> bool:
+def watched(module: nn.Module) -> bool:
+    """Whether somebody sees what goes into a module or comes out: by hooks, or a forward of its own."""
     hooks: Any = modules
     return bool(
-        norm._forward_hooks
-        or norm._forward_pre_hooks
-        or norm._backward_hooks
-        or norm._backward_pre_hooks
-        or "forward" in norm.__dict__
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
         or hooks._has_any_global_hook()
     )

@@ -100,7 +100,7 @@ def _across_table(rows: Sequence[Row]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("across backends", overflow="fold")
     table.add_column("set against", overflow="fold")
-    table.add_column("ratio (95 %)", justify="right", no_wrap=True)
+    table.add_column("time over its (95 %)", justify="right", no_wrap=True)
     for row in rows:
         low, high = row["ratio_ci"]
         mark = " " if row["trusted"] else "?"
@@ -159,7 +159,7 @@ def _absent(arms: Iterable[Row]) -> list[str]:
 
 
 def _distrust(result: Row) -> list[str]:
-    rows: Sequence[Row] = result.get("comparisons", [])
+    rows: Sequence[Row] = [*result.get("comparisons", []), *result.get("across", [])]
     doubted = [row for row in rows if not row["trusted"]]
     lines = []
     if doubted:

@@ -297,7 +297,7 @@ WRONG = [
     ("rmsnorm norm.eps=-1", "eps must be 0 or more, got -1"),
     ("rmsnorm norm.eps=small", "norm.eps=small: expected a number"),
     ("rmsnorm backend=trch", "backend=trch: not a valid value; did you mean torch?"),
-    ("prmsnorm backend=torch", "backend=torch cannot run prmsnorm with these parameters"),
+    ("prmsnorm backend=torch", "backend=torch cannot run prmsnorm: torch has no function for it"),
     ("rmsnorm dim=0", "dim=0: expected a whole number above zero"),
     ("rmsnorm dim=many", "dim=many: expected a whole number"),
     (

@@ -84,7 +84,7 @@ WRONG = [
     ("train norm=layernorm norm.p=.5", "norm.p=0.5: layernorm has no parameter p (it has: bias, eps, "),
     ("train norm=none norm.eps=1", "norm.eps=1.0: none has no parameter eps (it has: none)"),
     ("train norm.eps=-1", "norm.eps must be 0 or more, got -1"),
-    ("train norm=prmsnorm backend=torch", "backend=torch cannot run prmsnorm with these parameters"),
+    ("train norm=prmsnorm backend=torch", "backend=torch cannot run prmsnorm: torch has no function for it"),
     ("train norm=nomodule:Norm", "norm=nomodule:Norm: the norm 'nomodule:Norm' cannot be imported"),
     ("train norm=torch.nn:Norm", "torch.nn has no 'Norm'"),
     ("train norm=os:sep", "must be a class derived from torch.nn.Module"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rmsrepro.config.schema import Placement, TransformerConfig
 from rmsrepro.models import build_model
@@ -142,6 +143,57 @@ def test_under_autocast_and_compiled(placement: Placement) -> None:
         torch.testing.assert_close(run(built, "lm"), run(plain, "lm"), rtol=0.05, atol=0.05)
     compiled = torch.compile(built, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(run(compiled, "lm"), run(plain, "lm"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("placement", [Placement.pre, Placement.sandwich])
+def test_layers_that_are_watched_wrapped_or_called_alone_give_tensors(placement: Placement) -> None:
+    plain, built = (model("lm", "rmsnorm", {}, placement, backend) for backend in ("composite", "fused"))
+    expected = run(plain, "lm")
+    layers = list(built.stack.layers)
+    seen: list[Any] = []
+    backwards: list[Any] = []
+    handles = [
+        layers[0].register_forward_hook(lambda module, inputs, output: seen.extend((*inputs, output))),
+        layers[1].register_full_backward_hook(lambda module, inputs, outputs: backwards.extend(outputs)),
+        layers[1].feed_forward_residual.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])),
+    ]
+    logits = run(built, "lm")
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    logits.sum().backward()
+    assert len(seen) == 3
+    assert len(backwards) == 1
+    assert all(type(one) is Tensor for one in (*seen, *backwards))
+    for handle in handles:
+        handle.remove()
+    x = torch.randn(2, 3, 20, requires_grad=True)
+    assert type(layers[0](x, rotary=None)) is Tensor
+    gradients = []
+    for reentrant in (True, False):
+        for parameter in layers[0].parameters():
+            parameter.grad = None
+        y = (
+            checkpoint(layers[0], x, rotary=None, use_reentrant=reentrant)
+            if not reentrant
+            else checkpoint(lambda x: layers[0](x, rotary=None), x, use_reentrant=True)
+        )
+        y.sum().backward()
+        assert all(parameter.grad is not None for parameter in layers[0].parameters())
+        gradients.append([parameter.grad for parameter in layers[0].parameters()])
+    torch.testing.assert_close(*gradients)
+    built.stack.layers[0] = Wrapped(layers[0])
+    torch.testing.assert_close(run(built, "lm"), expected, rtol=1e-5, atol=1e-5)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        assert type(x) is Tensor
+        y = self.layer(x, **given)
+        assert type(y) is Tensor
+        return y
 
 
 def test_only_one_of_sum_and_norm_used() -> None:

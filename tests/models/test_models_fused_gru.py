@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import GRUConfig, Placement, Site
 from rmsrepro.models import build_model, fused_gru
 from rmsrepro.models.fused_gru import product
@@ -440,8 +441,62 @@ def test_the_product_is_chosen_by_the_processor(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(product, "_works", lambda form: False)
     assert chosen("GenuineIntel", 512) == "mm"
     monkeypatch.setenv(product.CHOICE, "fast")
-    with pytest.raises(ValueError, match=r"RMSREPRO_GRU_GEMM=fast: the forms are mm, mkl, onednn"):
+    with pytest.raises(UserError, match=r"RMSREPRO_GRU_GEMM=fast; the forms are mm, mkl, onednn"):
         chosen("GenuineIntel", 512)
+
+
+def pair_of(norm: str) -> tuple[GRULayer, GRULayer]:
+    one, other = (
+        GRULayer(5, 6, NormSpec(norm, backend=backend), ALL).double() for backend in ("fused", "composite")
+    )
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
+def test_parameters_of_another_length_are_not_read_beyond_their_end() -> None:
+    layers = pair_of("rmsnorm")
+    for layer in layers:
+        for norm in (layer.norm_gates_x, layer.norm_gates_h, layer.norm_candidate_x, layer.norm_candidate_h):
+            assert norm is not None
+            norm.weight = nn.Parameter(torch.full((1,), 2.0, dtype=torch.float64))
+    x = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
+    found = [[layer(x), *torch.autograd.grad(layer(x).sum(), [x, *layer.parameters()])] for layer in layers]
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "none"])
+def test_upstream_gradients_that_are_batches_views_or_nothing(norm: str) -> None:
+    layers = pair_of(norm)
+    x = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
+    batch = torch.randn(2, 4, 3, 6, dtype=torch.float64)
+    found = []
+    for layer in layers:
+        y = layer(x)
+        wanted = [x, *layer.parameters()]
+        found.append(
+            [
+                *torch.autograd.grad(y, wanted, batch, is_grads_batched=True, retain_graph=True),
+                *torch.autograd.grad(y, wanted, torch._neg_view(batch[0]), retain_graph=True),
+                *torch.autograd.grad(y, wanted, torch._efficientzerotensor(y.shape, dtype=y.dtype)),
+                layer(torch._neg_view(x.detach())),
+            ]
+        )
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+
+
+def test_another_default_device_changes_nothing() -> None:
+    layer, _ = pair_of("layernorm")
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    expected = layer(x)
+    with torch.device("meta"):
+        found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_wrong_product_is_refused_when_the_layer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(product.CHOICE, "mkk")
+    with pytest.raises(UserError, match=r"RMSREPRO_GRU_GEMM=mkk; did you mean mkl"):
+        pair_of("rmsnorm")
 
 
 def whole(task: str, norm: str, backend: str, **fields: Any) -> Any:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rmsrepro.norms import build_norm
+from rmsrepro.norms.adding import add_norm
 from rmsrepro.norms.backends.fused import ops
 from rmsrepro.norms.backends.fused.differentiable import equation
 from rmsrepro.norms.backends.fused.kernel import FusedNorm
@@ -246,6 +247,45 @@ def test_strides_do_not_matter(name: str, given: dict[str, Any], dtype: torch.dt
             results.append([y, *torch.autograd.grad(y, [x, *norm.parameters()], upstream)])
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)
+
+
+@covered
+def test_gradients_that_are_batches_views_or_nothing(name: str, given: dict[str, Any]) -> None:
+    norm, x = norm_and_input(name, given, torch.float64)
+    twin = build_norm(name, 7, backend="composite", **given).double()
+    twin.load_state_dict(norm.state_dict())
+    batch = torch.randn(4, *x.shape, dtype=torch.float64)
+    zeros, negated = torch._efficientzerotensor(x.shape, dtype=torch.float64), torch._neg_view(batch[0])
+    for function in (norm, twin):
+        y, total = function(x), add_norm(function, x, x.sin())
+        found = [
+            *torch.autograd.grad(
+                y, [x, *function.parameters()], batch, is_grads_batched=True, retain_graph=True
+            ),
+            *torch.autograd.grad(total, [x], (batch, batch), is_grads_batched=True),
+            *torch.autograd.grad(y, [x, *function.parameters()], negated, retain_graph=True),
+            *torch.autograd.grad(y, [x, *function.parameters()], zeros),
+            function(torch._neg_view(x.detach())),
+            torch.autograd.functional.jacobian(function, x.detach()[0], vectorize=True),
+            torch.autograd.functional.hessian(
+                lambda x, f=function: f(x).sin().sum(), x.detach()[0], vectorize=True
+            ),
+        ]
+        if function is norm:
+            expected = found
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_another_default_device_changes_nothing() -> None:
+    norm = build_norm("layernorm", 8, backend="fused")
+    x = torch.randn(8, 5).t().requires_grad_()
+    expected = [norm(x), *add_norm(norm, x, x)]
+    with torch.device("meta"):
+        found = [norm(x), *add_norm(norm, x, x)]
+        gradients = torch.autograd.grad(found[0], [x, *norm.parameters()], torch.ones(5, 8, device="cpu"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert all(one.device.type == "cpu" for one in gradients)
 
 
 def test_parameters_of_other_dtypes_and_layouts() -> None:

@@ -25,7 +25,7 @@ PLANTS = {
         "for (; j < end; j += lanes<E>) f(Whole{}, j);",
     ),
     "a row too many": (
-        "norms.cpp",
+        "norms.hpp",
         "const int64_t last = rows * (thread + 1) / threads;",
         "const int64_t last = rows * (thread + 1) / threads + 1;",
     ),

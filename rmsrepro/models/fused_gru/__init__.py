@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from rmsrepro.models.fused_gru.cell import cell
 from rmsrepro.models.fused_gru.plan import Fused, fused, fused_for
+from rmsrepro.models.fused_gru.product import chosen_form
 from rmsrepro.models.fused_gru.sequence import scan
 
-__all__ = ["Fused", "cell", "fused", "fused_for", "scan"]
+__all__ = ["Fused", "cell", "chosen_form", "fused", "fused_for", "scan"]

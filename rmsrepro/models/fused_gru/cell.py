@@ -10,6 +10,7 @@ from torch import Tensor
 from rmsrepro.models.fused_gru import composed
 from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan
 from rmsrepro.models.fused_gru.sequence import SCALES, addresses, check, new_sums
+from rmsrepro.norms.backends.plain_tensors import in_memory
 
 
 def cell(layer: Fused, x: Tensor, state: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ class _Cell(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, product, state, parameters, scales = ctx.saved_tensors
         plan = ctx.plan
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not in_memory(upstream):
 
             def again(*inputs: Tensor) -> Tensor:
                 return composed.step(plan, *inputs)

@@ -47,10 +47,13 @@ def scan(
 def gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of function(*inputs), each a part of the graph."""
-    # Through other names for the inputs: one that was computed from another must not be followed to it.
-    names = [one.view_as(one) if one.requires_grad else one.detach().requires_grad_() for one in inputs]
-    return torch.autograd.grad(function(*names), names, upstream, create_graph=True, allow_unused=True)
+    """Return the gradients of function(*inputs), each a part of the graph where autograd is on."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Through other names for the inputs: one that was computed from another must not be followed to it.
+        names = [one.view_as(one) if one.requires_grad else one.detach().requires_grad_() for one in inputs]
+        value = function(*names)
+    return torch.autograd.grad(value, names, upstream, create_graph=again, allow_unused=True)
 
 
 def _site(site: SitePlan, a: Tensor, parameters: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
 from rmsrepro.norms.backends.fused.rule import Rule
+from rmsrepro.norms.backends.plain_tensors import in_memory
 from rmsrepro.norms.layers import LAYERS
 from rmsrepro.norms.module import NormModule
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.float32: 0, torch.float64: 1}
 """What the kernels read, as calls.hpp numbers it."""
-PLAIN = frozenset({Tensor, nn.Parameter})
-"""Types of tensors that hold their numbers themselves."""
 ABSENT = -1
 
 
@@ -96,7 +95,7 @@ def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
         return None
     weight = recurrent.weight
     tensors = [one for one in (weight, linear.weight, linear.bias, *inputs) if one is not None]
-    if weight.dtype not in DTYPES or not all(type(one) in PLAIN and one.is_cpu for one in tensors):
+    if weight.dtype not in DTYPES or not all(in_memory(one) and one.is_cpu for one in tensors):
         return None
     if any(one.dtype != weight.dtype for one in tensors if one.is_floating_point()):
         return None
@@ -121,8 +120,12 @@ def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
         parameters += [one for one in pairs[-1] if one is not None]
     if not layer.fuses_none and all(norm is None for norm in norms):
         return None
-    if any(type(one) not in PLAIN or one.dtype != weight.dtype or not one.is_cpu for one in parameters):
+    if any(not in_memory(one) or one.dtype != weight.dtype or not one.is_cpu for one in parameters):
         return None
+    for pair, (_, _, _, width) in zip(pairs, sites, strict=True):
+        # Somebody may have put another parameter in a norm's place, and the kernels read so many.
+        if any(one is not None and one.shape != (width,) for one in pair):
+            return None
     packed = torch.cat(parameters) if parameters else weight.new_empty(0)
     key = [
         (None if norm is None else norm.params, *(one is None for one in pair))

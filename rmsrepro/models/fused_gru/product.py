@@ -30,6 +30,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rmsrepro.config.errors import UserError, nearest
+
 CHOICE = "RMSREPRO_GRU_GEMM"
 FORMS = ("mm", "mkl", "onednn")
 LEAST_STEPS, LEAST_ROWS = 16, 32
@@ -48,7 +50,7 @@ def product_with(
         backward: whether these are the products of the backward pass.
 
     Raises:
-        ValueError: RMSREPRO_GRU_GEMM names no form.
+        UserError: RMSREPRO_GRU_GEMM names no form.
     """
     form = _form(weight, rows, steps, backward)
     if form == "mkl":
@@ -62,10 +64,20 @@ def product_with(
     return lambda a: torch.mm(a, transposed)
 
 
-def _form(weight: Tensor, rows: int, steps: int, backward: bool) -> str:
+def chosen_form() -> str | None:
+    """Return the form that RMSREPRO_GRU_GEMM names, None where it names none.
+
+    Raises:
+        UserError: there is no such form.
+    """
     wanted = os.environ.get(CHOICE)
     if wanted and wanted not in FORMS:
-        raise ValueError(f"{CHOICE}={wanted}: the forms are {', '.join(FORMS)}")
+        raise UserError(f"{CHOICE}={wanted}{nearest(wanted, FORMS)}; the forms are {', '.join(FORMS)}")
+    return wanted or None
+
+
+def _form(weight: Tensor, rows: int, steps: int, backward: bool) -> str:
+    wanted = chosen_form()
     if weight.dtype != torch.float32 or not rows:
         return "mm"
     if not wanted:

@@ -14,6 +14,7 @@ from rmsrepro.models.fused_gru import composed
 from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan
 from rmsrepro.models.fused_gru.product import product_with
 from rmsrepro.norms.backends.fused.library import Call, kernels
+from rmsrepro.norms.backends.plain_tensors import in_memory
 
 SCALES = 12
 """Numbers that the backward pass is given of a row: three for each site."""
@@ -125,7 +126,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         mask, x, input_weight, input_bias, first, weight, parameters, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not in_memory(upstream):
             inputs = (x, input_weight, input_bias, first, weight, parameters)
             return None, None, None, *_differentiable(ctx.plan, ctx.reverse, mask, inputs, upstream)
         raw, states, scales, *products = kept

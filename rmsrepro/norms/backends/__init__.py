@@ -44,13 +44,18 @@ class BackendUnavailable(ValueError):
     """The backend has no implementation of this norm with these parameters, or cannot run on this machine."""
 
 
+_NO_FUSED, _NO_TORCH = "the fused kernels do not cover it", "torch has no function for it"
+_FOR_ALL_PARAMETERS = (_NO_FUSED, _NO_TORCH)
+"""Reasons that no other parameters would remove."""
+
+
 def refusal(params: Any, backend: str) -> str | None:
     """Return why `backend` cannot run a built-in norm with these parameters, or None when it can."""
     if backend in ("composite", "compiled") or isinstance(params, NoneParams):
         return None
     if backend == "fused":
         # Whether the rule covers a norm does not depend on the width.
-        return "the fused kernels do not cover it" if Rule.of(params, 1) is None else None
+        return _NO_FUSED if Rule.of(params, 1) is None else None
     if isinstance(params, LayerNormParams | LayerNormNoBiasParams):
         function = "F.layer_norm"
     elif isinstance(params, RMSNormParams):
@@ -60,7 +65,7 @@ def refusal(params: Any, backend: str) -> str | None:
         if params.casting is Casting.before_gain:
             return f"{function} casts back after the product with the gain only"
     else:
-        return "torch has no function for it"
+        return _NO_TORCH
     if params.outside:
         return f"{function} has eps inside the root only"
     if params.eps == 0:
@@ -123,5 +128,5 @@ def not_here(backend: str, reason: str) -> str:
 
 def unavailable(name: str, backend: str, reason: str, *, of_user: bool = False) -> str:
     """The message of BackendUnavailable; no parameters let another backend run a module `of_user`."""
-    which = "" if of_user else " with these parameters"
+    which = "" if of_user or reason in _FOR_ALL_PARAMETERS else " with these parameters"
     return f"backend={backend} cannot run {name}{which}: {reason}; use backend=composite or auto"

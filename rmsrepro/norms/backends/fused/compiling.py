@@ -103,7 +103,9 @@ def _compile(
     _run_all(commands, compiled)
     # Python's own symbols are found in the process that loads the library.
     undefined = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
-    link = [*common, "-shared", *undefined, *map(str, objects), "-o", str(library)]
+    # A C compiler compiles C++, and would leave out its library.
+    runtime = "-lc++" if platform.system() == "Darwin" else "-lstdc++"
+    link = [*common, "-shared", *undefined, *map(str, objects), runtime, "-o", str(library)]
     _run_all([link], lambda index, done: _check(tools, done, library))
 
 

@@ -24,12 +24,17 @@ def equation(rule: Rule, x: Tensor, gain: Tensor | None, bias: Tensor | None) ->
     return affine(divide(c, m, eps=rule.eps, outside=rule.outside), gain, bias)
 
 
+def _view(one: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return one.view_as(one)
+
+
 def gradients(
     rule: Rule, dy: Tensor, x: Tensor, gain: Tensor | None, bias: torch.dtype | None, extra: Tensor | None
 ) -> Gradients:
-    """Return the gradients for the upstream gradient dy, those of x plus `extra`, as nodes of a graph.
+    """Return the gradients for the upstream gradient dy, those of x plus `extra`.
 
-    `bias` is its dtype, None without one.
+    They are nodes of a graph where autograd is on. `bias` is its dtype, None without one.
     """
     zeros = (
         None if bias is None else torch.zeros(x.shape[-1], dtype=bias, device=x.device, requires_grad=True)
@@ -37,13 +42,15 @@ def gradients(
     # Through views, which nothing else in the graph hangs on: x may depend on the gain, or on this very norm,
     # and the derivatives wanted are partial. What needs no gradient becomes the leaf of a graph of its own.
     inputs = [
-        one.view_as(one) if one.requires_grad else one.detach().requires_grad_()
+        _view(one) if one.requires_grad else one.detach().requires_grad_()
         for one in (x, gain)
         if one is not None
     ]
-    y = equation(rule, inputs[0], None if gain is None else inputs[1], zeros)
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        y = equation(rule, inputs[0], None if gain is None else inputs[1], zeros)
     wanted = inputs if zeros is None else [*inputs, zeros]
-    found = list(torch.autograd.grad(y, wanted, dy.to(y.dtype), create_graph=True))
+    found = list(torch.autograd.grad(y, wanted, dy.to(y.dtype), create_graph=again))
     dx = found.pop(0)
     if extra is not None:
         dx = dx + extra

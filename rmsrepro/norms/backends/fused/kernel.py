@@ -13,17 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from rmsrepro.norms.backends import Kernel, composite
 from rmsrepro.norms.backends.fused import differentiable, ops
 from rmsrepro.norms.backends.fused.launch import launcher
 from rmsrepro.norms.backends.fused.rule import Rule
+from rmsrepro.norms.backends.plain_tensors import in_memory
 from rmsrepro.norms.params import NoneParams, NormParams
-
-PLAIN = frozenset({Tensor, nn.Parameter})
-"""Types of tensors that hold their numbers themselves."""
 
 
 def make_kernel(params: NormParams, dim: int) -> Kernel:
@@ -88,7 +86,7 @@ class FusedNorm:
                 f"x is {tuple(x.shape)} {x.dtype} on {x.device}, residual {tuple(residual.shape)} "
                 f"{residual.dtype} on {residual.device}; they must be alike"
             )
-        if _eager(x) and type(residual) in PLAIN:
+        if _eager(x) and in_memory(residual):
             gain, bias = self._parameters(x, gain, bias)
             if torch.is_grad_enabled() and (residual.requires_grad or _wants_gradient(x, gain, bias)):
                 total, y = _AddNorm.apply(self, x, residual, gain, bias)  # type: ignore[no-untyped-call]
@@ -110,7 +108,7 @@ class FusedNorm:
         extra: Tensor | None = None,
     ) -> differentiable.Gradients:
         """Return the gradients as `Launcher.backward` does; differentiable if autograd is on."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not in_memory(dy) or not (extra is None or in_memory(extra)):
             return differentiable.gradients(self.rule, dy, x, gain, bias, extra)
         return self._launcher.backward(dy, x, gain, bias, extra)
 
@@ -136,7 +134,7 @@ class FusedNorm:
             raise ValueError(f"the input is on {x.device}, the norm's parameters on {one.device}")
         if one.shape != (self.dim,):
             one = one.expand(self.dim)
-        return one.contiguous()
+        return one.contiguous().resolve_neg()
 
 
 def _wants_gradient(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> bool:
@@ -150,9 +148,10 @@ def _wants_gradient(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> bool
 def _eager(x: Tensor) -> bool:
     """Whether x is a tensor with numbers in it and nobody watches what is done with it."""
     return (
-        type(x) in PLAIN
+        # First, since what follows cannot be traced.
+        not torch.compiler.is_compiling()
+        and in_memory(x)
         and (x.is_cpu or x.is_cuda)
-        and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0

@@ -60,7 +60,7 @@ class Launcher:
             stride, y = self.n, torch.empty_like(x)
         else:
             x, stride = _rows(x, self.n)
-            y = torch.empty(x.shape, dtype=x.dtype)
+            y = x.new_empty(x.shape)
         loaded = kernels()
         failed = loaded.call(
             loaded.forward,
@@ -89,7 +89,7 @@ class Launcher:
         if not x.is_cpu:
             return _triton(x).add_forward(x, residual, gain, bias, self.rule)
         dtype = _code(x)
-        total = torch.empty(x.shape, dtype=x.dtype)
+        total = x.new_empty(x.shape)
         y = torch.empty_like(total)
         x, stride = _rows(x, self.n)
         residual, residual_stride = _rows(residual, self.n)
@@ -137,9 +137,9 @@ class Launcher:
                 return launchers.backward(dy, x, gain, has_bias, self.rule, bias)
             return launchers.add_backward(extra, dy, x, gain, has_bias, self.rule, bias)
         dtype = _code(x)
-        dx = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
+        dx = torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
         dgain = None if gain is None else torch.empty_like(gain)
-        dbias = None if bias is None else torch.empty(self.n, dtype=bias)
+        dbias = None if bias is None else x.new_empty(self.n, dtype=bias)
         x, stride = _rows(x, self.n)
         dy, dy_stride = _rows(dy, self.n)
         more, more_stride = (None, 0) if extra is None else _rows(extra, self.n)

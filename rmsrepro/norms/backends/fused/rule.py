@@ -12,6 +12,9 @@ and its gradient, with h = gain * dL/dy and t = c / d,
     dL/da_j = (h_j - mean(h) [centred] - [j < k] w t_j sum(h t)) / d,
     w       = inverse_count, or inverse_count * d / sqrt(m) (outside; 0 where m is 0).
 
+In floating point the mean of equal entries may miss them by a rounding error, which a centred norm with eps
+= 0 divides by itself: rows of one number give 0 only where their mean is exact.
+
 Sources: Ba et al. 2016, eq. 4; Zhang & Sennrich 2019, eq. 4 and section 3.2.
 """
 

@@ -1,4 +1,6 @@
-// Forward and backward of the norms over many rows.
+// Forward and backward of the norms over many rows. Two files make use of this, one for each width of an entry, so
+// that they are compiled side by side.
+#pragma once
 #include "rows.hpp"
 #include "threads.hpp"
 
@@ -282,22 +284,3 @@ int64_t backward(const BackwardCall& call) {
 }
 
 }  // namespace LEVEL
-
-// 0: done; 1: no memory for the sums over rows.
-EXPORTED(forward)(const ForwardCall* call) {
-    switch (call->dtype) {
-        case FLOAT32: return LEVEL::forward<float>(*call);
-        case FLOAT64: return LEVEL::forward<double>(*call);
-        case BFLOAT16: return LEVEL::forward<LEVEL::bf16>(*call);
-        default: return LEVEL::forward<LEVEL::fp16>(*call);
-    }
-}
-
-EXPORTED(backward)(const BackwardCall* call) {
-    switch (call->dtype) {
-        case FLOAT32: return LEVEL::backward<float>(*call);
-        case FLOAT64: return LEVEL::backward<double>(*call);
-        case BFLOAT16: return LEVEL::backward<LEVEL::bf16>(*call);
-        default: return LEVEL::backward<LEVEL::fp16>(*call);
-    }
-}
