@@ -249,6 +249,20 @@ def test_strides_do_not_matter(name: str, given: dict[str, Any], dtype: torch.dt
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm", "l2norm"])
+def test_second_derivatives_at_a_row_of_zeros(name: str) -> None:
+    """There the norm is linear, a / sqrt(eps) (or a - mean(a) over it): its second derivative is zero."""
+    norm, _ = norm_and_input(name, {}, torch.float64)
+    x = torch.zeros(1, 7, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(norm(x)[0, 2], x, create_graph=True)
+    weight = torch.zeros(7, dtype=torch.float64)
+    weight[2] = norm.weight[2].detach()
+    slope = (weight - weight.mean() if name == "layernorm" else weight) / 1e-5**0.5
+    torch.testing.assert_close(first[0], slope)
+    (second,) = torch.autograd.grad((first**2).sum(), x)
+    assert torch.equal(second, torch.zeros_like(x))
+
+
 @covered
 def test_gradients_that_are_batches_views_or_nothing(name: str, given: dict[str, Any]) -> None:
     norm, x = norm_and_input(name, given, torch.float64)

@@ -231,16 +231,43 @@ INLINE typename Element<E>::V broadcast(typename Element<E>::Wide value) {
 // The first `count` numbers, zeros beyond; and back. For the end of a row.
 template <class E>
 INLINE typename Element<E>::V load_part(const E* from, int64_t count) {
+#if WIDTH == 64
+    if constexpr (sizeof(E) == 4) {
+        return vfloat(_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from));
+    } else if constexpr (sizeof(E) == 8) {
+        return vdouble(_mm512_maskz_loadu_pd(__mmask8((1u << count) - 1), from));
+    } else {
+        E part[lanes<E>];
+        const __m256i half = _mm256_maskz_loadu_epi16(__mmask16((1u << count) - 1), from);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(part), half);
+        return Element<E>::load(part);
+    }
+#else
     E part[lanes<E>] = {};
     for (int64_t lane = 0; lane < count; ++lane) part[lane] = from[lane];
     return Element<E>::load(part);
+#endif
 }
 
 template <class E>
 INLINE void store_part(E* to, typename Element<E>::V value, int64_t count) {
+#if WIDTH == 64
+    if constexpr (sizeof(E) == 4) {
+        _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), __m512(value));
+        return;
+    } else if constexpr (sizeof(E) == 8) {
+        _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), __m512d(value));
+        return;
+    }
+#endif
     E part[lanes<E>];
     Element<E>::store(part, value);
+#if WIDTH == 64
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(part));
+    _mm256_mask_storeu_epi16(to, __mmask16((1u << count) - 1), half);
+#else
     for (int64_t lane = 0; lane < count; ++lane) to[lane] = part[lane];
+#endif
 }
 
 // The sum over the lanes, halves first: the same order at every width.
