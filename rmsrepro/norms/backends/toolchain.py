@@ -17,7 +17,9 @@ def why_no_compiler() -> str | None:
     It is asked for on machines with a GPU as well: whether tensors will lie there is not known here, and
     kernels for the processor are compiled whenever they do not.
     """
-    compiler = cxx()
+    compiler, named = cxx(), os.environ.get("CXX")
+    if compiler is None and named:
+        return f"it needs a C++ compiler, and CXX={named} is no program; correct CXX"
     if compiler is None:
         return (
             "it needs a C++ compiler and there is none; install one (apt install g++, or the system's own "
