@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
@@ -11,7 +11,7 @@ from rmsrepro.norms.linear import apply_norm
 from rmsrepro.norms.module import ActivationNorm
 
 
-def adds(norm: nn.Module | None) -> bool:
+def adds(norm: nn.Module | None) -> TypeGuard[ActivationNorm[Any]]:
     """Whether `add_norm` makes one pass of the sum and this norm."""
     return isinstance(norm, ActivationNorm) and norm.adds and type(norm).forward is ActivationNorm.forward
 
@@ -24,13 +24,7 @@ def add_norm(
     A norm that somebody watches by hooks, and operands of different kinds (fp32 and bf16 under autocast),
     take two steps, with the same result.
     """
-    if (
-        isinstance(norm, ActivationNorm)
-        and adds(norm)
-        and x.shape == y.shape
-        and x.dtype == y.dtype
-        and not watched(norm)
-    ):
+    if adds(norm) and x.shape == y.shape and x.dtype == y.dtype and not watched(norm):
         return norm.add(x, y)
     total = x + y
     return total, apply_norm(norm, total, mask)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -13,18 +12,10 @@ from torch import Tensor, nn
 
 from rmsrepro.norms.targets import GivenNorm
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    path = ROOT / "examples" / "compiled_transformer.py"
-    spec = importlib.util.spec_from_file_location("compiled_transformer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example(load_example: Callable[[str], ModuleType]) -> ModuleType:
+    return load_example("compiled_transformer")
 
 
 def made(example: ModuleType, name: str, norm: str) -> tuple[nn.Module, Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -13,17 +12,10 @@ from torch import Tensor, nn
 from rmsrepro.models.gru import BuiltinGRULayer, GRULayer
 from rmsrepro.norms.targets import GivenNorm
 
-PATH = Path(__file__).resolve().parents[2] / "examples" / "gru_layer.py"
-
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gru_layer", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example(load_example: Callable[[str], ModuleType]) -> ModuleType:
+    return load_example("gru_layer")
 
 
 def made(example: ModuleType, norm: str, backend: str) -> tuple[nn.Module, Tensor]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rmsrepro.models.fused_gru import composed
-from rmsrepro.models.fused_gru.plan import DTYPES, Fused, Plan
-from rmsrepro.models.fused_gru.sequence import SCALES, addresses, check, new_sums
+from rmsrepro.models.fused_gru.plan import Fused, Plan
+from rmsrepro.models.fused_gru.sequence import SCALES, addresses, check, first_fields, new_sums
 from rmsrepro.norms.backends.plain_tensors import in_memory
 
 
@@ -28,19 +28,14 @@ class _Cell(torch.autograd.Function):
     def forward(
         ctx: Any, plan: Plan, x: Tensor, product: Tensor, state: Tensor, parameters: Tensor
     ) -> Tensor:
-        rows, d = state.shape
+        rows = len(state)
         new = torch.empty_like(state)
         differentiable = any(ctx.needs_input_grad)
         scales = x.new_empty(rows, SCALES) if differentiable else None
         call, forward, _ = addresses()
         failed = call(
             forward,
-            plan.address,
-            DTYPES[x.dtype],
-            rows,
-            d,
-            torch.get_num_threads(),
-            parameters.data_ptr(),
+            *first_fields(plan, rows, parameters),
             x.data_ptr(),
             product.data_ptr(),
             state.data_ptr(),
@@ -71,12 +66,7 @@ class _Cell(torch.autograd.Function):
         call, _, backward = addresses()
         failed = call(
             backward,
-            plan.address,
-            DTYPES[x.dtype],
-            rows,
-            d,
-            torch.get_num_threads(),
-            parameters.data_ptr(),
+            *first_fields(plan, rows, parameters),
             x.data_ptr(),
             product.data_ptr(),
             state.data_ptr(),

@@ -10,31 +10,26 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.modules import module as module_hooks
 
+from rmsrepro.norms.adding import watched
+from rmsrepro.norms.backends.fused.launch import CODES, RuleFields, rule_fields
 from rmsrepro.norms.backends.fused.rule import Rule
-from rmsrepro.norms.backends.plain_tensors import in_memory
+from rmsrepro.norms.backends.plain_tensors import in_memory, transformed
 from rmsrepro.norms.layers import LAYERS
-from rmsrepro.norms.module import NormModule
+from rmsrepro.norms.module import ActivationNorm
 
 if TYPE_CHECKING:
     from rmsrepro.models.gru import GRULayer
 
-DTYPES = {torch.float32: 0, torch.float64: 1}
-"""What the kernels read, as calls.hpp numbers it."""
+DTYPES = {dtype: CODES[dtype] for dtype in (torch.float32, torch.float64)}
+"""What the kernels of a GRU read."""
 ABSENT = -1
 
 
-class _SiteFields(ctypes.Structure):
-    """`struct GruSite` of gru.cpp."""
+class _SiteFields(RuleFields):
+    """`struct GruSite` of gru.cpp, which begins with its rule."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("n", "k", "centred", "outside", "rounded")),
-        ("inverse_count", ctypes.c_double),
-        ("eps", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in ("normed", "gain", "bias")),
-    )
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("normed", "gain", "bias"))
 
 
 @dataclass(frozen=True)
@@ -106,13 +101,13 @@ def fused(layer: GRULayer, *inputs: Tensor | None) -> Fused | None:
         (layer.norm_gates_h, layer.gates_h_bias, 0, 2 * d),
         (layer.norm_candidate_h, layer.candidate_h_bias, 2 * d, d),
     )
-    norms: list[NormModule[Any] | None] = []
+    norms: list[ActivationNorm[Any] | None] = []
     parameters: list[Tensor] = []
     pairs: list[tuple[Tensor | None, Tensor | None]] = []
     for norm, bias, _, width in sites:
         if norm is None:
             pairs.append((None, bias))
-        elif isinstance(norm, NormModule) and _taken(norm, width):
+        elif isinstance(norm, ActivationNorm) and _taken(norm, width):
             pairs.append((None if norm.weight is None else norm.effective_gain(), norm.bias))
         else:
             return None
@@ -171,58 +166,31 @@ def fused_for(layer: GRULayer, x: Tensor, h: Tensor | None, mask: Tensor | None)
 
 
 def _plain_linear(linear: nn.Linear) -> bool:
-    return type(linear) is nn.Linear and not _watched(linear)
+    return type(linear) is nn.Linear and not watched(linear)
 
 
-def _taken(norm: NormModule[Any], width: int) -> bool:
+def _taken(norm: ActivationNorm[Any], width: int) -> bool:
     return (
-        norm.backend == "fused"
-        # A subclass may do anything else.
-        and type(norm) is LAYERS.get(norm.params.norm)
-        and norm.dim == width
-        and Rule.of(norm.params, width) is not None
-        and not _watched(norm)
-    )
-
-
-def _watched(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        # Its kernel is a fused one. A subclass may do anything else.
+        norm.adds and type(norm) is LAYERS.get(norm.params.norm) and norm.dim == width and not watched(norm)
     )
 
 
 def _alone() -> bool:
-    """Whether operations run eagerly, on tensors as they are, and nobody watches them."""
+    """Whether operations run eagerly, on tensors as they are, and nobody watches them.
+
+    Hooks, global ones among them, are looked for at each module: `watched`.
+    """
     return not (
         torch.compiler.is_compiling()
         or torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or transformed()
         or torch._C._get_tracing_state() is not None
-        or module_hooks._global_forward_hooks
-        or module_hooks._global_forward_pre_hooks
-        or module_hooks._global_backward_hooks
-        or module_hooks._global_backward_pre_hooks
     )
 
 
 def _fields(site: SitePlan) -> _SiteFields:
     rule = site.rule or Rule(site.width, False, 1.0, 0.0, False, False)
-    return _SiteFields(
-        site.width,
-        rule.k,
-        rule.centred,
-        rule.outside,
-        rule.rounded,
-        rule.inverse_count,
-        rule.eps,
-        site.rule is not None,
-        site.gain,
-        site.bias,
-    )
+    return _SiteFields(*rule_fields(rule, site.width), site.rule is not None, site.gain, site.bias)

@@ -59,6 +59,12 @@ def addresses() -> tuple[Call, int, int]:
     return loaded.call, loaded.address("gru_forward"), loaded.address("gru_backward")
 
 
+def first_fields(plan: Plan, rows: int, parameters: Tensor) -> tuple[int, ...]:
+    """Return the fields that every call begins with; `parameters` has the dtype of all tensors."""
+    threads = torch.get_num_threads()
+    return plan.address, DTYPES[parameters.dtype], rows, plan.width, threads, parameters.data_ptr()
+
+
 def check(failed: int) -> None:
     """Raise MemoryError where a kernel found no memory."""
     if failed:
@@ -94,7 +100,7 @@ class _Scan(torch.autograd.Function):
         products: list[Tensor] = [raw] * steps
         multiply = product_with(weight, rows, steps)
         call, forward, _ = addresses()
-        fixed = (plan.address, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
+        fixed = first_fields(plan, rows, parameters)
         each, item = states.unbind(0), x.element_size()
         raw_at, mask_at = raw.data_ptr(), 0 if mask is None else mask.data_ptr()
         scales_at, new_at = 0 if scales is None else scales.data_ptr(), states.data_ptr()
@@ -138,7 +144,7 @@ class _Scan(torch.autograd.Function):
         direct, sums = x.new_empty(rows, d), new_sums(plan, x)
         multiply = product_with(weight.t(), rows, steps, backward=True)
         call, _, backward = addresses()
-        fixed = (plan.address, DTYPES[x.dtype], rows, d, torch.get_num_threads(), parameters.data_ptr())
+        fixed = first_fields(plan, rows, parameters)
         item = x.element_size()
         per_state = rows * d * item
         raw_at, states_at, scales_at = raw.data_ptr(), states.data_ptr(), scales.data_ptr()

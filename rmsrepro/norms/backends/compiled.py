@@ -21,12 +21,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rmsrepro.norms.backends import BackendUnavailable, Kernel, Statement, composite, not_here
+from rmsrepro.norms.backends.plain_tensors import in_memory, transformed
 from rmsrepro.norms.params import NormParams
 
 MOST_VARIANTS = 64
@@ -213,7 +213,7 @@ def _run(compiled: Callable[..., Any], args: Sequence[Tensor | None]) -> Any:
 
 def _plain(args: Sequence[Tensor | None]) -> bool:
     """Whether a call has nothing that only primitive operations follow: see the module's docstring."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if transformed():
         return False
     if _get_current_dispatch_mode() is not None:
         return False
@@ -221,10 +221,4 @@ def _plain(args: Sequence[Tensor | None]) -> bool:
 
 
 def _is_plain_tensor(one: Tensor) -> bool:
-    # Batched gradients (is_grads_batched=True) come as the older kind of batched tensors.
-    return (
-        type(one) in (Tensor, nn.Parameter)
-        and not one.is_meta
-        and one.numel() > 0
-        and not torch._C._functorch.is_legacy_batchedtensor(one)
-    )
+    return in_memory(one) and not one.is_meta and one.numel() > 0

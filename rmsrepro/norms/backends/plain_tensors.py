@@ -1,9 +1,10 @@
-"""Tensors whose memory holds their numbers as they are, so that a kernel may read them there."""
+"""Whether a kernel may read a tensor where it lies, or primitive operations alone follow what is done."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types of tensors that are no subclass of somebody's."""
@@ -21,3 +22,8 @@ def in_memory(x: Tensor) -> bool:
         and not x._is_zerotensor()
         and not torch._C._functorch.is_legacy_batchedtensor(x)
     )
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func or a forward-mode derivative is under way."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

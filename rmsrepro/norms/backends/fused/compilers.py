@@ -22,8 +22,6 @@ INSTALL_HINT = (
 )
 LOOK_S = 30.0
 """Longest time for a question to a compiler."""
-COMPILE_S = 300.0
-"""Longest time for one file of kernels."""
 
 
 class KernelsUnavailable(RuntimeError):

@@ -1,11 +1,10 @@
 """The fused norms in autograd: a callable of x, gain and bias, by the shortest way that the moment allows.
 
-eagerly          the kernels, through an autograd.Function of our own
-traced           under torch.compile, torch.export, a dispatch mode, of fake tensors or other subclasses:
-                 the operators of ops.py
-transformed      under torch.func's transforms and forward-mode derivatives: the norm in primitive operations
-differentiated   a gradient that is itself to be differentiated (create_graph=True): the equation, by autograd
-twice
+eagerly        the kernels, through an autograd.Function of our own
+traced         under torch.compile, torch.export, a dispatch mode, of fake tensors or other subclasses:
+               the operators of ops.py
+transformed    under torch.func's transforms and forward-mode derivatives: primitive operations
+twice          a gradient that is differentiated itself (create_graph=True): the equation, by autograd
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rmsrepro.norms.backends import Kernel, composite
 from rmsrepro.norms.backends.fused import differentiable, ops
 from rmsrepro.norms.backends.fused.launch import launcher
 from rmsrepro.norms.backends.fused.rule import Rule
-from rmsrepro.norms.backends.plain_tensors import in_memory
+from rmsrepro.norms.backends.plain_tensors import in_memory, transformed
 from rmsrepro.norms.params import NoneParams, NormParams
 
 
@@ -153,16 +151,13 @@ def _eager(x: Tensor) -> bool:
         and in_memory(x)
         and (x.is_cpu or x.is_cuda)
         and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not transformed()
         and torch._C._get_tracing_state() is None
     )
 
 
 def _transformed() -> bool:
-    return not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
+    return not torch.compiler.is_compiling() and transformed()
 
 
 class _Norm(torch.autograd.Function):

@@ -21,7 +21,7 @@ CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3
 """The dtypes that the kernels read, as calls.hpp numbers them."""
 
 
-class _RuleFields(ctypes.Structure):
+class RuleFields(ctypes.Structure):
     """`struct Rule` of calls.hpp."""
 
     _fields_ = (
@@ -29,6 +29,11 @@ class _RuleFields(ctypes.Structure):
         ("inverse_count", ctypes.c_double),
         ("eps", ctypes.c_double),
     )
+
+
+def rule_fields(rule: Rule, n: int) -> tuple[int | float, ...]:
+    """Return the values of `RuleFields` for rows of n entries."""
+    return n, rule.k, rule.centred, rule.outside, rule.rounded, rule.inverse_count, rule.eps
 
 
 class Launcher:
@@ -43,9 +48,7 @@ class Launcher:
 
     def __init__(self, rule: Rule, n: int) -> None:
         self.rule, self.n = rule, n
-        self._fields = _RuleFields(
-            n, rule.k, rule.centred, rule.outside, rule.rounded, rule.inverse_count, rule.eps
-        )
+        self._fields = RuleFields(*rule_fields(rule, n))
         self._address = ctypes.addressof(self._fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
