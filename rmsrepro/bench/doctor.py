@@ -131,15 +131,15 @@ def memory_words(c_library: str) -> str:
 
 def kernels_words() -> str:
     """Say whether the fused kernels are built for this processor, or what would; builds nothing."""
-    from rmsrepro.norms.backends.fused.building import find
-    from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable, toolchain
+    from rmsrepro.norms.backends.fused.building import find, ready_to_build
+    from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable
     from rmsrepro.norms.backends.fused.levels import best_level, known_levels
 
     try:
         level = best_level()
         found = find([level])
         if found is None:
-            tools = toolchain()
+            tools = ready_to_build([level])
             how = compiled_words(tools.openmp, tools.python_headers is not None)
             return (
                 f"for {level.name}, not built yet: the first use of backend=fused takes seconds "
@@ -154,12 +154,13 @@ def kernels_words() -> str:
 
 
 def _kernels_await_building() -> bool:
-    from rmsrepro.norms.backends.fused.building import find
-    from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable, toolchain
+    from rmsrepro.norms.backends.fused.building import find, ready_to_build
+    from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable
     from rmsrepro.norms.backends.fused.levels import best_level
 
     try:
-        return find([best_level()]) is None and bool(toolchain().command)
+        level = best_level()
+        return find([level]) is None and bool(ready_to_build([level]).command)
     except (KernelsUnavailable, ValueError):
         return False
 

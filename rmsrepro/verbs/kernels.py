@@ -31,7 +31,7 @@ def build_kernels(overrides: list[Override]) -> int:
             tools = toolchain()
             threads = "OpenMP" if tools.openmp else "without OpenMP: the kernels will use one thread"
             say(f"compiling for {len(levels)} levels with {tools.version}, {threads}")
-            build(levels, anew=options.rerun, tell=say)
+            build(levels, anew=options.rerun, again=True, tell=say)
             found = find(levels)
     except (KernelsUnavailable, ValueError) as error:
         raise UserError(str(error)) from error

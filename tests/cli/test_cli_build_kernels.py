@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmsrepro.norms.backends.fused import compiling
+from rmsrepro.norms.backends.fused import compiling, library
 from rmsrepro.norms.backends.fused.levels import FORCED, known_levels
 from tests.cli.running import Ran, environment
 from tests.norms import tiny_kernels
@@ -31,6 +31,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     tiny_kernels.forget()
     yield folder / "cpu"
     tiny_kernels.forget()
+    library.why_unavailable.cache_clear()
 
 
 @pytest.fixture
@@ -97,12 +98,57 @@ def test_nothing_of_torch_is_imported(sources: Path) -> None:
     assert done.stdout.splitlines()[-1] in ("0 False", "2 False")
 
 
+def told_by_doctor(cli: Run, word: str) -> str:
+    ran = cli("doctor", "trial=false")
+    assert (ran.code, ran.err) == (0, "")
+    return " ".join(re.split(r"\n(?! )", ran.out.partition(f"\n{word} ")[2])[0].split())
+
+
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("below", ["file", "/proc"])
+def test_doctor_says_that_kernels_cannot_be_kept(
+    below: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if below == "/proc" and not Path(below).is_dir():
+        pytest.skip("a system without /proc")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RMSREPRO_CACHE", str(tmp_path / below / "cache"))
+    library.why_unavailable.cache_clear()
+    told = told_by_doctor(cli, "kernels")
+    assert told.startswith("backend=fused cannot run on the processor: the kernels cannot be written to ")
+    assert told.endswith("; set RMSREPRO_CACHE to a folder that can be")
+    assert "fused (all norms but" in (backends := told_by_doctor(cli, "backends"))
+    assert "not here: the kernels cannot be written to" in backends
+    assert (tmp_path / "file").read_bytes() == b""
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_a_failure_is_told_by_doctor_and_tried_again_here(
+    cli: Run, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (sources / "kernels.cpp").read_text()
+    monkeypatch.setenv("CPATH", str(sources / "include"))
+    (sources / "kernels.cpp").write_text(f"#include <needed.h>\n{good}")
+    tiny_kernels.forget()
+    library.why_unavailable.cache_clear()
+    assert "needed.h" in (library.why_unavailable() or "")
+    told = told_by_doctor(cli, "kernels")
+    assert told.startswith("backend=fused cannot run on the processor: ")
+    assert told.endswith(", and rmsrepro build-kernels tries again")
+    assert "tries again" not in cli("build-kernels").error
+    # What it lacked is installed: no command but this one can know.
+    (sources / "include").mkdir()
+    (sources / "include" / "needed.h").touch()
+    assert told_by_doctor(cli, "kernels") == told
+    assert cli("build-kernels").code == 0
+    assert told_by_doctor(cli, "kernels").startswith("for portable, built (")
+
+
 @pytest.mark.usefixtures("_compiler")
 def test_doctor_says_what_is_built_and_builds_nothing(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def kernels() -> str:
-        ran = cli("doctor", "trial=false")
-        assert (ran.code, ran.err) == (0, "")
-        return " ".join(re.split(r"\n(?! )", ran.out.partition("\nkernels ")[2])[0].split())
+        return told_by_doctor(cli, "kernels")
 
     told = kernels()
     assert told.startswith("for portable, not built yet: the first use of backend=fused takes seconds (")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import pwd
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rmsrepro.norms.backends.fused import building, compilers, compiling, programs
+from rmsrepro.norms.backends.fused import building, compilers, compiling, keeping, programs
 from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable
 from rmsrepro.norms.backends.fused.levels import FORCED, PORTABLE, best_level, known_levels
 from rmsrepro.norms.backends.fused.library import Kernels
@@ -55,6 +56,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     return install
 
 
+BROKEN = """\
+case " $* " in *" -c "*) echo "$*" >> "$LOG"; echo "error: broken" >&2; exit 1;; esac
+exec "$REAL" "$@"
+"""
 COUNTING = 'case " $* " in *" -c "*) echo "$*" >> "$LOG"; sleep 0.3;; esac\nexec "$REAL" "$@"'
 
 
@@ -189,7 +194,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(
         KernelsUnavailable, match=r"cannot be written to .*/file/kernels-.* \(Not a directory\)"
     ):
-        building.find_or_build()
+        building.find_or_build(pytest.fail)  # there is nothing to announce
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     monkeypatch.setenv("RMSREPRO_CACHE", str(closed))
@@ -247,6 +252,72 @@ def test_of_four_processes_one_compiles(fake: Callable[[str], Path]) -> None:
     assert answers(Path(path))[0] == 42
     assert len(log.read_text().splitlines()) == 2
     assert [item.name for item in Path(path).parent.glob("*-*")] == []
+
+
+@pytest.fixture
+def old(cache: Path) -> Callable[..., Path]:
+    """Make a folder of other kernels that were used so many days ago."""
+
+    def make(name: str, days: float) -> Path:
+        folder = cache / name
+        folder.mkdir(parents=True)
+        for item in (folder / "portable.so", folder / "lock", folder):
+            if item != folder:
+                item.touch()
+            os.utime(item, (time.time() - days * keeping.DAY_S,) * 2)
+        return folder
+
+    return make
+
+
+def test_what_nobody_uses_goes_after_a_build(cache: Path, old: Callable[..., Path]) -> None:
+    unused, used = old(f"kernels-{'a' * 16}", 31), old(f"kernels-{'b' * 16}", 29)
+    killed, other = old(f"kernels-{'c' * 16}.unused-1", 0), old("kernels-of-mine", 99)
+    (cache / f"kernels-{'d' * 16}").symlink_to(other)
+    locked = old(f"kernels-{'e' * 16}", 31)
+    with (locked / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        path = building.build([PORTABLE])
+    assert [folder.exists() for folder in (unused, killed)] == [False, False]
+    assert {item.name for item in cache.iterdir()} == {
+        *(folder.name for folder in (used, other, locked, path.parent)),
+        f"kernels-{'d' * 16}",
+    }
+    assert (other / "portable.so").is_file()
+
+
+def test_a_use_keeps_a_folder(cache: Path) -> None:
+    path = building.build([PORTABLE])
+    lock = path.parent / "lock"
+    for days, marked in ((0.5, False), (31, True)):
+        then = time.time() - days * keeping.DAY_S
+        for item in (*path.parent.iterdir(), path.parent):
+            os.utime(item, (then, then))
+        assert building.find_or_build(pytest.fail)[0] == path
+        assert (time.time() - lock.stat().st_mtime < 60) is marked
+    keeping.remove_unused(cache, but=cache)
+    assert path.is_file()
+
+
+def test_a_folder_that_goes_while_it_is_found_is_built_anew(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = building.build([PORTABLE])
+    for item in (*path.parent.iterdir(), path.parent):
+        os.utime(item, (1, 1))
+    find = building.find
+
+    def find_and_lose(*arguments: Any) -> Any:
+        found = find(*arguments)
+        monkeypatch.setattr(building, "find", find)
+        keeping.remove_unused(cache, but=cache)
+        return found
+
+    monkeypatch.setattr(building, "find", find_and_lose)
+    told: list[str] = []
+    assert building.find_or_build(told.append)[0] == path
+    assert answers(path)[0] == 42
+    assert len(told) == 1
 
 
 @contextlib.contextmanager
@@ -343,6 +414,110 @@ def test_a_compiler_that_hangs_is_stopped(
     with pytest.raises(KernelsUnavailable, match="did not end within 1 s and was stopped"):
         building.find_or_build()
     wait_for(lambda: not Path(f"/proc/{log.read_text().strip()}/exe").exists())
+
+
+BAD_LIBRARY = """\
+"$REAL" "$@" || exit 1
+for last; do :; done
+case "$last" in *.o) echo "$last" >> "$LOG";; *kernels.so) echo rubbish > "$last";; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (BAD_LIBRARY, "built kernels that cannot be loaded"),
+        (BROKEN, r"failed to build the kernels \(error: "),
+    ],
+)
+def test_a_compiler_that_failed_is_not_tried_again(
+    script: str, told: str, cache: Path, fake: Callable[[str], Path]
+) -> None:
+    log = fake(script)
+    with pytest.raises(KernelsUnavailable, match=told) as first:
+        building.find_or_build()
+    tried = log.read_text()
+    assert {item.suffix for item in cache.glob("*/*")} == {".failed", ""}
+    for attempt in (lambda: building.find_or_build(pytest.fail), lambda: building.build([PORTABLE])):
+        with pytest.raises(KernelsUnavailable) as caught:
+            attempt()
+        today = time.strftime("%Y-%m-%d")
+        assert str(caught.value) == (
+            f"{first.value}; so it was on {today}, and rmsrepro build-kernels tries again"
+        )
+        assert log.read_text() == tried
+    for keys in ({"again": True}, {"anew": True}):
+        with pytest.raises(KernelsUnavailable) as caught:
+            building.build([PORTABLE], **keys)
+        assert str(caught.value) == str(first.value)
+        assert len(log.read_text()) > len(tried)
+        tried = log.read_text()
+    # Another compiler, though it has the same name.
+    fake('exec "$REAL" "$@"')
+    assert answers(building.find_or_build()[0])[0] == 42
+
+
+def test_a_failure_is_forgotten_when_the_compiler_builds(
+    cache: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake(f'if [ -e "$LOG" ]; then exec "$REAL" "$@"; fi\n{BROKEN.replace("LOG", "OTHER")}')
+    monkeypatch.setenv("OTHER", str(log.with_name("other")))
+    with pytest.raises(KernelsUnavailable):
+        building.find_or_build()
+    log.touch()
+    with pytest.raises(KernelsUnavailable, match="tries again"):
+        building.find_or_build()
+    building.build([PORTABLE], again=True)
+    assert list(cache.rglob("*.failed")) == []
+
+
+@pytest.mark.parametrize("damage", ["", "[1]", '{"why": "x"}'])
+def test_a_damaged_record_of_a_failure_is_none(damage: str, cache: Path, fake: Callable[[str], Path]) -> None:
+    fake(BROKEN)
+    with pytest.raises(KernelsUnavailable):
+        building.find_or_build()
+    (record,) = cache.rglob("*.failed")
+    record.write_text(damage)
+    with pytest.raises(KernelsUnavailable) as caught:
+        building.find_or_build()
+    assert "tries again" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            'case " $* " in *" -c "*) echo "error: No space left on device" >&2; exit 1;; esac',
+            "No space left",
+        ),
+        ('case " $* " in *" -c "*) kill -9 $$;; esac', "no message"),
+        ('case " $* " in *" -c "*) sleep 600;; esac', "did not end within 1 s"),
+    ],
+)
+def test_what_may_pass_is_tried_again(
+    script: str, told: str, cache: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(f'{script}\nexec "$REAL" "$@"')
+    monkeypatch.setattr(compiling, "COMPILE_S", 1.0 if "within" in told else 60.0)
+    for _ in range(2):
+        with pytest.raises(KernelsUnavailable, match=told) as caught:
+            building.find_or_build()
+        assert "tries again" not in str(caught.value)
+    assert list(cache.rglob("*.failed")) == []
+
+
+def test_a_library_that_does_not_end_when_loaded_is_told(
+    cache: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = compiling.SOURCES / "kernels.cpp"
+    source.write_text(
+        f"{source.read_text()}\n#include <unistd.h>\n[[gnu::constructor]] static void f() {{ sleep(600); }}\n"
+    )
+    assert compilers.toolchain()
+    monkeypatch.setattr(compilers, "LOOK_S", 1.0)
+    with pytest.raises(KernelsUnavailable, match=r"cannot be tried \(.* did not end within 1 s"):
+        building.find_or_build()
+    assert list(cache.rglob("*.failed")) == []
 
 
 def test_cxx_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

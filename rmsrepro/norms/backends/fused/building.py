@@ -6,6 +6,8 @@ CACHE is RMSREPRO_CACHE, else XDG_CACHE_HOME/rmsrepro, else ~/.cache/rmsrepro. A
 processor alone is compiled, which takes seconds; `rmsrepro build-kernels` compiles all levels into one
 library, which then runs on any processor of the kind.
 
+Beside them lies what a compiler failed with, so that it is not tried again by each command (keeping.py).
+
 One process builds at a time; others that want the same wait for it. A library is written beside its place and
 moved there whole, and its size and hash are kept in the JSON file: what is cut off or changed is not loaded.
 """
@@ -27,8 +29,16 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from rmsrepro.norms.backends.fused.compilers import KernelsUnavailable, Toolchain, toolchain
+from rmsrepro.norms.backends.fused.compilers import BuildFailed, KernelsUnavailable, Toolchain, toolchain
 from rmsrepro.norms.backends.fused.compiling import COMMON_FLAGS, COMPILE_S, Tell, build_library, sources
+from rmsrepro.norms.backends.fused.keeping import (
+    failed_before,
+    forget_failures,
+    mark_used,
+    record_failure,
+    remove_unused,
+    why_not_writable,
+)
 from rmsrepro.norms.backends.fused.levels import Level, best_level, known_levels
 
 WAIT_S = 2 * COMPILE_S
@@ -87,8 +97,10 @@ def find_or_build(say: Tell | None = None) -> tuple[Path, Level]:
     level = best_level()
     found = find([level])
     if found is not None:
-        return found[0], level
-    toolchain()  # without one there is nothing to announce
+        mark_used(found[0].parent)
+        if found[0].is_file():
+            return found[0], level
+    ready_to_build([level])  # else there is nothing to announce
     if say is not None:
         damaged = next((one for one in (_place(known_levels()), _place([level])) if one.is_file()), None)
         about = f"; {damaged} is damaged" if damaged else ", once"
@@ -96,11 +108,28 @@ def find_or_build(say: Tell | None = None) -> tuple[Path, Level]:
     return build([level], tell=say), level
 
 
+def ready_to_build(levels: Sequence[Level]) -> Toolchain:
+    """Return the compiler that would build `levels`, as far as can be known beforehand; builds nothing.
+
+    Raises:
+        KernelsUnavailable: no compiler, it failed before, or the cache folder cannot be written.
+    """
+    tools, place = toolchain(), _place(levels)
+    failed = failed_before(place, tools)
+    if failed is not None:
+        raise failed
+    reason = why_not_writable(place.parent)
+    if reason is not None:
+        raise _not_written(place, reason)
+    return tools
+
+
 def build(
     levels: Sequence[Level],
     *,
     extra_flags: Sequence[str] = (),
     anew: bool = False,
+    again: bool = False,
     tell: Tell | None = None,
 ) -> Path:
     """Compile the kernels for `levels` into one library and return its path; one that is there is left.
@@ -109,6 +138,7 @@ def build(
         levels: of this kind of processor.
         extra_flags: of compiler and linker, for instance a sanitizer's; they enter the hash.
         anew: whether to build although it is there.
+        again: whether to try although this compiler failed before.
         tell: told when the last file of a level is compiled, and when another process has to be waited for.
 
     Raises:
@@ -122,19 +152,34 @@ def build(
             found = None if anew else find(levels, extra_flags)
             if found is not None:
                 return found[0]
+            # While this process waited, another may have tried, or removed the folder as unused.
+            failed = None if anew or again else failed_before(place, tools)
+            if failed is not None:
+                raise failed
+            place.parent.mkdir(parents=True, exist_ok=True)
             if locked:
                 for left in place.parent.glob("build-*"):  # of a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
             prefix = "build-" if locked else "unlocked-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=place.parent) as folder:
-                library, openmp = build_library(tools, levels, Path(folder), extra_flags, tell)
+                try:
+                    library, openmp = build_library(tools, levels, Path(folder), extra_flags, tell)
+                except BuildFailed as error:
+                    record_failure(place, tools, error, Path(folder))
+                    raise
                 _install(library, place, levels, tools, openmp)
+            forget_failures(place.parent, tools)
     except OSError as error:
-        raise KernelsUnavailable(
-            f"the kernels cannot be written to {place.parent} ({error.strerror or error}); set "
-            "RMSREPRO_CACHE to a folder that can be"
-        ) from error
+        raise _not_written(place, error.strerror or str(error)) from error
+    remove_unused(cache_folder(), but=place.parent)
     return place
+
+
+def _not_written(place: Path, reason: str) -> KernelsUnavailable:
+    return KernelsUnavailable(
+        f"the kernels cannot be written to {place.parent} ({reason}); set RMSREPRO_CACHE to a folder that "
+        "can be"
+    )
 
 
 def _place(levels: Sequence[Level], extra_flags: Sequence[str] = ()) -> Path:

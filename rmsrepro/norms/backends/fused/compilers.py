@@ -28,6 +28,23 @@ class KernelsUnavailable(RuntimeError):
     """The kernels cannot be had; the message says in one sentence what is missing and what to do about it."""
 
 
+class BuildFailed(KernelsUnavailable):
+    """The compiler, or what it built, is no good, and would not be at another attempt either."""
+
+
+_PASSING = (
+    *("cannot allocate memory", "disk quota", "exit code -", "input/output error", "killed"),
+    *("memory exhausted", "no space left", "out of memory", "read-only file system"),
+    *("resource temporarily unavailable", "too many open files"),
+)
+
+
+def failure(said: str, message: str) -> KernelsUnavailable:
+    """Return the error for a program that failed and `said` why, by whether the reason may pass by itself."""
+    passing = any(words in said.lower() for words in _PASSING)
+    return KernelsUnavailable(message) if passing else BuildFailed(message)
+
+
 @dataclass(frozen=True)
 class Toolchain:
     """A compiler and what it can do."""
@@ -103,12 +120,18 @@ def why_not_loaded(library: Path, functions: Sequence[str]) -> str | None:
     """Return why a library cannot be loaded, or which of its functions is missing; None when all is well.
 
     In a process of its own: loading what is no library may end it.
+
+    Raises:
+        KernelsUnavailable: it did not end.
     """
     if not sys.executable:  # Python inside of another program
         return None
     program = "import ctypes, sys; a = ctypes.CDLL(sys.argv[1]); [getattr(a, name) for name in sys.argv[2:]]"
     # -I and -S: nothing of the user's is imported, and it starts in half the time.
-    done = run([sys.executable, "-I", "-S", "-c", program, str(library), *functions], limit_s=LOOK_S)
+    try:
+        done = run([sys.executable, "-I", "-S", "-c", program, str(library), *functions], limit_s=LOOK_S)
+    except TooSlow as error:
+        raise KernelsUnavailable(f"the kernels cannot be tried ({error})") from error
     if done.code == 0:
         return None
     said = done.err.strip().splitlines() or [f"exit code {done.code}"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from rmsrepro.norms.backends.fused.compilers import (
     KernelsUnavailable,
     Toolchain,
+    failure,
     first_error,
     why_not_loaded,
 )
@@ -43,7 +44,8 @@ def build_library(
         The library, and whether it uses several threads.
 
     Raises:
-        KernelsUnavailable: the compiler fails.
+        BuildFailed: the compiler fails, or the library cannot be loaded.
+        KernelsUnavailable: the same for a reason that may pass: too little time, memory or disk.
     """
     library = folder / "kernels.so"
     functions = [f"rmsrepro_{name}_{level.name}" for level in levels for name in ("forward", "backward")]
@@ -55,9 +57,10 @@ def build_library(
         if wrong is None:
             break
         if not openmp:
-            raise KernelsUnavailable(
+            raise failure(
+                wrong,
                 f"{shlex.join(tools.command)} built kernels that cannot be loaded ({wrong}); CXX names "
-                "another compiler, RMSREPRO_CACHE another folder"
+                "another compiler, RMSREPRO_CACHE another folder",
             )
         openmp = False  # some compilers have the header of OpenMP and not its library
     return library, openmp
@@ -119,6 +122,7 @@ def _run_all(commands: Sequence[Sequence[str]], ended: Callable[[int, Done], Non
 def _check(tools: Toolchain, done: Done, result: Path) -> None:
     if done.code != 0 or not result.is_file():
         why = first_error(done.err) if done.code != 0 else "it wrote no file"
-        raise KernelsUnavailable(
-            f"{shlex.join(tools.command)} failed to build the kernels ({why}); CXX names another compiler"
+        raise failure(
+            f"{done.err}\nexit code {done.code}",
+            f"{shlex.join(tools.command)} failed to build the kernels ({why}); CXX names another compiler",
         )
