@@ -48,10 +48,10 @@ class Run:
         folder: Path,
         console: Console,
         interruption: Interruption,
+        backend_note: str | None,
     ) -> None:
         self.config, self.identity, self.folder, self.console = config, identity, folder, console
-        self.parent = parent
-        self.interruption = interruption
+        self.parent, self.interruption, self.backend_note = parent, interruption, backend_note
         self.clocks = Clocks()
         self.say = speaker(console)
         self.training_began = False
@@ -92,7 +92,7 @@ class Run:
         self._tracker = open_tracker(
             config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
         )
-        title, note = self.identity.run_id, norm_spec(config).backend_note
+        title, note = self.identity.run_id, self.backend_note
         self.say(
             f"{title}: {f'resumed at step {step}' if start else 'training'}, "
             f"{self._parameters:,} parameters, {self._backend} backend{f' ({note})' if note else ''}"
@@ -248,7 +248,7 @@ class Run:
             "n_parameters": self._parameters,
             "norm_params": dict(spec.resolved_params),
             "backend_used": spec.backend_used,
-            "backend_note": spec.backend_note,
+            "backend_note": self.backend_note,
             "data_hash": self.identity.content["data"],
             "parent": self.parent.run_id if self.parent else None,
             "error": error,

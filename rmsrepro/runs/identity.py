@@ -101,6 +101,14 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
     return Identity(f"{group}-s{config.seed}-{digest}", group, content)
 
 
+def failed_id(config: TrainConfig) -> str:
+    """A run id for a job that cannot be planned: stable, so that repeating the sweep makes no second one."""
+    content = plain(config)
+    content.pop("out_dir")
+    digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
+    return f"{config.task.name}-{config.data.name}-{config.model.name}-invalid-s{config.seed}-{digest}"
+
+
 def slug(text: str, limit: int = 60) -> str:
     """Return `text` as a short word of letters, digits and underscores that needs no quotes anywhere."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:limit] or "x"

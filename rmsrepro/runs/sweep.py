@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
 from rmsrepro.runs.checkpoints import load_checkpoint
 from rmsrepro.runs.files import read_json, to_json, write_atomic
-from rmsrepro.runs.identity import check_norm, identify
+from rmsrepro.runs.identity import check_norm, failed_id, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
 from rmsrepro.runs.monitor import Monitor
@@ -51,6 +52,8 @@ class Job:
     config: TrainConfig
     run_id: str = ""
     group: str = ""
+    backend_note: str | None = None
+    """Why `auto` settled on the backend that the config now names, where there is something to say."""
     error: str | None = None
     status: str = "planned"
     """planned | completed | diverged | failed | busy"""
@@ -146,7 +149,7 @@ def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     for job in open_jobs:
-        job.config = replace(job.config, backend=Backend(choice.backend))
+        job.config, job.backend_note = replace(job.config, backend=Backend(choice.backend)), choice.note
     some = len(open_jobs) < len(jobs)
     who = f"{len(open_jobs)} of {len(jobs)} jobs" if some else "all jobs"
     why = f" ({choice.note})" if choice.note else ""
@@ -165,14 +168,6 @@ def _identify(job: Job, fingerprints: dict[str, str]) -> None:
         parent = checkpoint.run_id
     identity = identify(job.config, data_hash=fingerprints[key], parent=parent)
     job.run_id, job.group = identity.run_id, identity.group
-
-
-def failed_id(config: TrainConfig) -> str:
-    """A run id for a job that cannot be planned: stable, so that repeating the sweep makes no second one."""
-    content = plain(config)
-    content.pop("out_dir")
-    digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
-    return f"{config.task.name}-{config.data.name}-{config.model.name}-invalid-s{config.seed}-{digest}"
 
 
 def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], console: Console) -> list[Job]:
@@ -200,9 +195,13 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     sweep_dir = runs_dir(out_dir)
     sweep_dir.mkdir(parents=True, exist_ok=True)
     launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
+    notes = {job.run_id: job.backend_note for job in todo if job.backend_note}
+    task = partial(run_job, backend_notes=notes)
 
     def run(part: list[list[str]]) -> list[Any]:
-        return launch(run_job, part, base=base, launcher=launcher, n_jobs=n_jobs)
+        return launch(
+            partial(run_job, backend_notes=notes), part, base=base, launcher=launcher, n_jobs=n_jobs
+        )
 
     with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
         if options.on_error == "stop":
@@ -228,8 +227,12 @@ def _interruptible(run: Callable[[list[list[str]]], list[Any]], jobs: list[list[
         return run(jobs)
 
 
-def run_job(config: DictConfig) -> dict[str, Any]:
-    """What a launcher runs for each job, here or in a worker: train, and tell how it ended."""
+def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, Any]:
+    """What a launcher runs for each job, here or in a worker: train, and tell how it ended.
+
+    Args:
+        backend_notes: see `train`.
+    """
     run_id, start = "", time.perf_counter()
     typed: TrainConfig | None = None
     watch_between_jobs()
@@ -240,7 +243,8 @@ def run_job(config: DictConfig) -> dict[str, Any]:
         typed = to_train_config(config)
         drop_foreign_parameters(typed)
         typed = resolve(typed)
-        result = train(typed, console=Console(quiet=True), report_errors=True)
+        quiet = Console(quiet=True)
+        result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
         run_id, status, error = result.run_id, result.status, result.error
     except Interrupted:
         if not is_worker():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from rmsrepro.runs.identity import Identity, check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.progress import speaker
 from rmsrepro.runs.result import RunResult, finished_result, flags, runs_dir
-from rmsrepro.tasks import normalisation
+from rmsrepro.tasks import norm_spec, normalisation
 
 
 def plan(config: TrainConfig) -> tuple[Identity, Checkpoint | None]:
@@ -85,13 +86,20 @@ def check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
         raise OtherModel(f"ckpt={path}: it was trained with {said[0]}, not {said[1]}; {advice}")
 
 
-def train(config: TrainConfig, *, console: Console | None = None, report_errors: bool = False) -> RunResult:
+def train(
+    config: TrainConfig,
+    *,
+    console: Console | None = None,
+    report_errors: bool = False,
+    backend_notes: Mapping[str, str] | None = None,
+) -> RunResult:
     """Train one run, resume it, or find it finished.
 
     Args:
         config: resolved (`rmsrepro.config.resolve.resolve`).
         report_errors: True in a sweep: an error is recorded and returned as status `failed`; else a
             UserError raised before training begins passes on, having left nothing behind.
+        backend_notes: run id -> why a sweep settled its backend as it did, to be recorded.
 
     Raises:
         UserError: see `report_errors`, and `plan`.
@@ -130,7 +138,8 @@ def train(config: TrainConfig, *, console: Console | None = None, report_errors:
                 )
             if config.rerun and existed:
                 _archive(folder)
-            run = Run(config, identity, parent, folder, console, interruption)
+            note = (backend_notes or {}).get(identity.run_id) or norm_spec(config).backend_note
+            run = Run(config, identity, parent, folder, console, interruption, note)
             try:
                 return run.execute()
             except UserError as error:

@@ -399,6 +399,25 @@ def test_a_run_says_and_records_why_it_is_not_fused(cli: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_fused_kernels")
+def test_the_runs_of_a_sweep_record_why_they_are_not_fused(cli: Run) -> None:
+    note = "not the fused kernels: no kernels in this test"
+    assert cli("sweep", *SHORT, "norm=rmsnorm,prmsnorm").code == 0
+    assert {record["backend_note"] for record in records().values()} == {note}
+    # Named backends were not settled, and need no reason.
+    assert cli("sweep", *SHORT, "norm=rmsnorm", "seed=2,3", "backend=composite", "out_dir=named").code == 0
+    assert {record["backend_note"] for record in records("named").values()} == {None}
+
+
+def test_workers_record_why_they_are_not_fused(program: Callable[..., Ran], tmp_path: Path) -> None:
+    without = {"CXX": "no-such-compiler", "RMSREPRO_CACHE": str(tmp_path / "cache")}
+    ran = program("sweep", *SHORT, "norm=rmsnorm", "seed=1,2", "launcher=joblib", "n_jobs=2", env=without)
+    assert ran.code == 0, ran.out + ran.err
+    found = [record["backend_note"] for record in records().values()]
+    assert len(found) == 2
+    assert all(note.startswith("not the fused kernels: CXX=no-such-compiler: ") for note in found)
+
+
+@pytest.mark.usefixtures("no_fused_kernels")
 def test_a_backend_that_cannot_run_here_ends_the_command(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmsrepro.norms.backends.why_no_compiler", lambda: "no compiler in this test")
     for backend, lacking in (("fused", "no kernels in this test"), ("compiled", "no compiler in this test")):

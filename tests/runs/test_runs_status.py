@@ -24,8 +24,9 @@ from rmsrepro.report.load import load_records
 from rmsrepro.report.records import State
 from rmsrepro.runs.estimate import estimate_seconds
 from rmsrepro.runs.files import owner_record
+from rmsrepro.runs.identity import failed_id
 from rmsrepro.runs.status import Row, Status, read_status
-from rmsrepro.runs.sweep import SweepOptions, failed_id, plan_sweep, run_sweep
+from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 from rmsrepro.verbs import bench_text, listing
 from rmsrepro.verbs.common import composer
 from rmsrepro.verbs.training import _status_table
