@@ -199,9 +199,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     task = partial(run_job, backend_notes=notes)
 
     def run(part: list[list[str]]) -> list[Any]:
-        return launch(
-            partial(run_job, backend_notes=notes), part, base=base, launcher=launcher, n_jobs=n_jobs
-        )
+        return launch(task, part, base=base, launcher=launcher, n_jobs=n_jobs)
 
     with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
         if options.on_error == "stop":
