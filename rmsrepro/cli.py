@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _answer(arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(_for_screen(f"error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -199,6 +199,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _for_screen(message: str) -> str:
+    """Wrap a message at words to the width of the terminal that it goes to; elsewhere it stays as it is."""
+    if not sys.stderr.isatty():
+        return message
+    import textwrap
+
+    try:
+        # Not shutil's, which asks for the width of the standard output.
+        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
+    except (ValueError, OSError):
+        width = 0
+    # A path is not broken, so that it can be copied; a terminal that does not tell its width says 0.
+    wrapper = textwrap.TextWrapper(
+        max(width, 20) if width else 80,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapper.fill(line) for line in message.splitlines())
 
 
 def _answer(arguments: list[str]) -> int:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +15,7 @@ import pytest
 import torch
 
 from rmsrepro.norms import list_norms
-from tests.cli.running import Ran, Trained, tree
+from tests.cli.running import Ran, Trained, command, environment, tree
 
 Run = Callable[..., Ran]
 
@@ -249,3 +255,42 @@ def test_wrong_commands_as_a_program(program: Run) -> None:
     assert ran.err.count("\n") == 1
     assert program("tran").code == 2
     assert tree() == set()
+
+
+def on_a_terminal(width: int, *arguments: str, **variables: str | None) -> str:
+    """What a wrong command says to a terminal of this width; its standard output goes elsewhere."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    done = subprocess.run(
+        command(*arguments), stdout=subprocess.PIPE, stderr=writer, env=environment(variables), check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    os.close(writer)
+    said = b""
+    try:
+        while more := os.read(reader, 4096):
+            said += more
+    except OSError:  # how Linux says that nobody writes any more
+        pass
+    os.close(reader)
+    return said.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "most"), [(60, None, 60), (200, "50", 50), (0, None, 80), (60, "wide", 80)]
+)
+def test_an_error_is_wrapped_on_a_terminal_alone(
+    program: Run, width: int, columns: str | None, most: int
+) -> None:
+    whole = program("train", "norm=rmsnrom", env={"COLUMNS": columns}).err
+    assert whole.count("\n") == 1
+    wrapped = on_a_terminal(width, "train", "norm=rmsnrom", COLUMNS=columns)
+    lines = wrapped.splitlines()
+    assert most - 20 < max(map(len, lines)) <= most
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert wrapped.split() == whole.split()
+
+
+def test_a_path_is_not_broken_by_a_terminal() -> None:
+    path = f"/{'/'.join(['folder'] * 20)}"
+    assert f"out_dir={path}:" in on_a_terminal(60, "report", f"out_dir={path}", COLUMNS=None)
