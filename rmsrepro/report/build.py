@@ -20,7 +20,7 @@ from rmsrepro.report.parameters import names_of
 from rmsrepro.report.records import BenchRecord, Records, RunRecord
 from rmsrepro.report.savings import over_p, places_of, remaining, remaining_text, shares
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
-from rmsrepro.report.table import results_table
+from rmsrepro.report.table import across_table, results_table
 from rmsrepro.report.timing import newest, step_seconds, step_times
 from rmsrepro.runs.files import write_atomic
 
@@ -47,7 +47,7 @@ def build_report(
     watching: bool = False,
     every_s: float = 10.0,
 ) -> ReportResult:
-    """Write `<out_dir>/reports/<id>/{index.html, results.csv, claims.csv}` and return where they are.
+    """Write `<out_dir>/reports/<id>/{index.html, results.csv, claims.csv, across.csv}`; return where.
 
     Args:
         out_dir: the folder that holds `runs/` and `bench/`.
@@ -61,7 +61,8 @@ def build_report(
     name = folder_name(report_id or (study.name if study else "all"))
     records = _select(load_records(root, run_ids=run_ids), study, chosen=run_ids is not None)
     times = step_times(records.benches)
-    names = names_of(records.runs, [time.comparison for time in times])
+    between = newest(step_times(records.benches, across=True))
+    names = names_of(records.runs, [time.comparison for time in (*times, *between)])
     cells, outside = build_cells(records.runs, study, names)
     card = build_scorecard(cells, times, study)
     findings = findings_of(card, records.benches, read_cards(root), study)
@@ -83,6 +84,7 @@ def build_report(
             over_p=over_p(places),
             layers=layer_times(records.benches, times),
             printed=printed_times(timings_used(study, findings)) if study else [],
+            across=places_of(between, across=True),
         ),
         step_seconds={cell.label: found for cell in cells if (found := step_seconds(cell, times))},
         claims=claim_lines(claims),
@@ -94,6 +96,7 @@ def build_report(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "results.csv", results_table(records.runs).to_csv(index=False))
     write_atomic(folder / "claims.csv", claims_table(claims).to_csv(index=False, float_format="%.6g"))
+    write_atomic(folder / "across.csv", across_table(between).to_csv(index=False, float_format="%.6g"))
     write_atomic(folder / "index.html", render(page))
     return ReportResult(
         page=folder / "index.html",

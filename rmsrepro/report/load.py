@@ -71,6 +71,7 @@ def _load_run(folder: Path, problems: list[Problem]) -> RunRecord:
         model=fields.text(source, "model") or fields.named(config, "model"),
         task=fields.text(source, "task") or fields.named(config, "task"),
         data=fields.text(source, "data") or fields.named(config, "data"),
+        backend_note=fields.text(source, "backend_note"),
         backend=fields.text(source, "backend_used")
         or fields.text(source, "backend")
         or fields.text(config, "backend"),

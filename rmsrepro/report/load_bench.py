@@ -24,12 +24,14 @@ def load_bench(folder: Path, problems: list[Problem]) -> BenchRecord | None:
         if not path.exists():
             problems.append(Problem(folder, "no result.json: the bench did not finish, or runs still"))
         return None
-    comparisons = []
-    for number, entry in enumerate(_entries(result, "comparisons")):
-        if fields.text(entry, "arm"):
-            comparisons.append(_comparison(entry, result))
-        else:
-            problems.append(Problem(path, f"comparison {number} names no arm"))
+    tables: dict[str, list[Comparison]] = {"comparisons": [], "across": []}
+    for table, word in (("comparisons", "comparison"), ("across", "row of across")):
+        for number, entry in enumerate(_entries(result, table)):
+            if fields.text(entry, "arm"):
+                tables[table].append(_comparison(entry, result))
+            else:
+                problems.append(Problem(path, f"{word} {number} names no arm"))
+    comparisons = tables["comparisons"]
     config = fields.mapping(result, "config")
     return BenchRecord(
         bench_id=folder.name,
@@ -39,6 +41,7 @@ def load_bench(folder: Path, problems: list[Problem]) -> BenchRecord | None:
         config=config,
         written=_when(result, path),
         comparisons=(*comparisons, *_unmeasured(result, comparisons)),
+        across=tuple(tables["across"]),
         arms=tuple(_arm(entry) for entry in _entries(result, "arms") if fields.text(entry, "arm")),
     )
 

@@ -51,6 +51,8 @@ class TimeSection:
     over_p: Sequence[OverP]
     layers: Sequence[LayerTime]
     printed: Sequence[PrintedTime]
+    across: Sequence[Place]
+    """Arms of one backend against those of another."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ class RunRecord:
     """When its result was written, in seconds since 1970."""
     norm_recorded: Mapping[str, Any] = field(default_factory=dict)
     """The parameters as the run recorded them: all of them, if it came to build its norm."""
+    backend_note: str = ""
+    """Why `auto` took a slower backend than the norm has."""
 
     @property
     def finished(self) -> bool:
@@ -198,6 +200,8 @@ class BenchRecord:
     written: float
     comparisons: tuple[Comparison, ...]
     arms: tuple[TimedArm, ...] = ()
+    across: tuple[Comparison, ...] = ()
+    """Arms against those of a slower backend: ratios, of which no percentage is quoted."""
 
 
 @dataclass(frozen=True)

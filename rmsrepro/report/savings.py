@@ -44,7 +44,8 @@ class Place:
     """`model/task`; empty for a layer and for a model of one's own."""
     title: str
     times: tuple[StepTime, ...]
-    """Measured comparisons with the baseline of the same backend: by backend, then by norm."""
+    """Measured comparisons with the baseline of the same backend: by backend, then by norm. Of places
+    `across` backends first by what they are set against."""
 
     @property
     def backends(self) -> list[str]:
@@ -60,15 +61,16 @@ class Place:
         ]
 
 
-def places_of(times: Sequence[StepTime]) -> list[Place]:
+def places_of(times: Sequence[StepTime], *, across: bool = False) -> list[Place]:
     """Sort timings into places: whole steps first, then models, then layers, each in the order of the titles.
 
     Args:
         times: one of each kind (see `newest`).
+        across: whether to take those between two backends, not those within one.
     """
     groups: dict[tuple[object, ...], list[StepTime]] = defaultdict(list)
     for time in times:
-        if time.measured and time.comparison.like_for_like:
+        if time.measured and time.comparison.like_for_like is not across:
             groups[place_key(time)].append(time)
     members = [sorted(group, key=_order) for group in groups.values()]
     titles = _titles([group[0] for group in members])
@@ -93,7 +95,10 @@ def _natural(text: str) -> tuple[str, tuple[int, ...]]:
 
 def _order(time: StepTime) -> tuple[object, ...]:
     c = time.comparison
-    return arm_order(c.plain_norm, c.params, c.backend)
+    own = arm_order(c.plain_norm, c.params, c.backend)
+    if c.like_for_like:
+        return own
+    return (*arm_order(c.plain_baseline, c.baseline_params, c.baseline_backend), *own)
 
 
 def arm_order(norm: str, params: Mapping[str, Any], backend: str) -> tuple[object, ...]:

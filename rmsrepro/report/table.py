@@ -1,4 +1,4 @@
-"""results.csv: one row a run, with its flat settings, metrics and clocks."""
+"""results.csv: one row a run, with settings, metrics and clocks. across.csv: one row a pair of arms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pandas as pd
 
 from rmsrepro.report.cells import flatten
 from rmsrepro.report.records import RunRecord
+from rmsrepro.report.timing import StepTime
 
 LEADING = [
     "run_id",
@@ -26,6 +27,12 @@ LEADING = [
     "n_parameters",
     "error",
     "flags",
+    "backend_note",
+]
+
+ACROSS = [
+    *("level", "model", "task", "shape", "mode", "dtype", "device", "threads", "machine"),
+    *("arm", "baseline", "ratio", "low", "high", "n_processes", "n_rounds", "trusted", "bench"),
 ]
 
 
@@ -57,8 +64,21 @@ def _row(run: RunRecord) -> dict[str, Any]:
         "n_parameters": run.n_parameters,
         "error": " ".join(run.error.split()),
         "flags": " ".join(run.flags),
+        "backend_note": " ".join(run.backend_note.split()),
     }
     row |= {f"metrics.{key}": value for key, value in run.metrics.items()}
     row |= {f"clocks.{key}": value for key, value in run.clocks.items()}
     row |= {f"config.{key}": value for key, value in flatten(run.config).items()}
     return row
+
+
+def across_table(times: Sequence[StepTime]) -> pd.DataFrame:
+    """Return one row a pair of arms on two backends: ACROSS. `low` to `high` is the ratio's 95 % interval."""
+    rows = []
+    for time in times:
+        c = time.comparison
+        row = {key: getattr(c, key) for key in ACROSS if hasattr(c, key)}
+        row |= {"arm": f"{c.norm}/{c.backend}", "baseline": f"{c.baseline_norm}/{c.baseline_backend}"}
+        row |= {"low": c.ratio_low, "high": c.ratio_high, "machine": time.machine, "bench": time.bench_id}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=ACROSS)

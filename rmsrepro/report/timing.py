@@ -62,8 +62,8 @@ class StepTime:
         return f"{formatting.number(abs(reduction), 1)} % {'less' if reduction >= 0 else 'more'}"
 
 
-def step_times(benches: Iterable[BenchRecord]) -> list[StepTime]:
-    """All comparisons of all benches, newest first."""
+def step_times(benches: Iterable[BenchRecord], *, across: bool = False) -> list[StepTime]:
+    """All comparisons of all benches, newest first: those within a backend, or those `across` backends."""
     times = [
         StepTime(
             comparison=comparison,
@@ -74,7 +74,7 @@ def step_times(benches: Iterable[BenchRecord]) -> list[StepTime]:
             study=bench.study,
         )
         for bench in benches
-        for comparison in bench.comparisons
+        for comparison in (bench.across if across else bench.comparisons)
     ]
     return sorted(times, key=lambda time: -time.written)
 

@@ -55,7 +55,8 @@ def report(overrides: list[Override]) -> int:
     _say_claims(built)
     say(f"page: {built.page.resolve()}")
     say(f"tables: {built.results.resolve()}")
-    say(f"        {built.page.with_name('claims.csv').resolve()}")
+    for name in ("claims.csv", "across.csv"):
+        say(f"        {built.page.with_name(name).resolve()}")
     return 0
 
 

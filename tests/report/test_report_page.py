@@ -280,7 +280,7 @@ def test_a_report_is_rebuilt_in_place_and_whole(full: Path) -> None:
     second = build_report(full)
     assert first.page == second.page
     assert sorted(path.name for path in first.page.parent.iterdir()) == [
-        *("claims.csv", "index.html", "results.csv")
+        *("across.csv", "claims.csv", "index.html", "results.csv")
     ]
 
 
