@@ -180,6 +180,8 @@ class ActivationNorm(NormModule[Params]):
         return total, normed
 
     def _gain(self) -> Tensor | None:
-        # Looked up once: a module finds its parameters by a search in Python, which a small norm would feel.
-        gain = self.weight
+        # Past the search in Python by which a module finds its parameters, which a small norm would feel; one
+        # that something else has replaced (a parametrization) is found by it.
+        own = self._parameters
+        gain = own["weight"] if "weight" in own else self.weight
         return gain if gain is None or self._gain_is_weight else self.effective_gain()

@@ -18,7 +18,7 @@ from rmsrepro.norms.backends import Kernel, composite
 from rmsrepro.norms.backends.fused import differentiable, ops
 from rmsrepro.norms.backends.fused.launch import launcher
 from rmsrepro.norms.backends.fused.rule import Rule
-from rmsrepro.norms.backends.plain_tensors import in_memory, transformed
+from rmsrepro.norms.backends.plain_tensors import in_memory, straight, transformed
 from rmsrepro.norms.params import NoneParams, NormParams
 
 
@@ -48,6 +48,7 @@ class FusedNorm:
 
     def __init__(self, params: NormParams, rule: Rule, dim: int) -> None:
         self.params, self.rule, self.dim = params, rule, dim
+        self._shape = torch.Size((dim,))
         self._launcher = launcher(rule, dim)
         self._numbers = ops.numbers(rule)
         self._primitive = composite.make_kernel(params, dim)
@@ -63,7 +64,7 @@ class FusedNorm:
         if _eager(x):
             gain, bias = self._parameters(x, gain, bias)
             if torch.is_grad_enabled() and _wants_gradient(x, gain, bias):
-                y: Tensor = _Norm.apply(self, x, gain, bias)  # type: ignore[no-untyped-call]
+                y: Tensor = _apply_norm(self, x, gain, bias)
                 return y
             return self._launcher.forward(x, gain, bias)
         if _transformed():
@@ -87,7 +88,7 @@ class FusedNorm:
         if _eager(x) and in_memory(residual):
             gain, bias = self._parameters(x, gain, bias)
             if torch.is_grad_enabled() and (residual.requires_grad or _wants_gradient(x, gain, bias)):
-                total, y = _AddNorm.apply(self, x, residual, gain, bias)  # type: ignore[no-untyped-call]
+                total, y = _apply_add_norm(self, x, residual, gain, bias)
                 return total, y
             return self._launcher.add_forward(x, residual, gain, bias)
         if _transformed():
@@ -130,7 +131,7 @@ class FusedNorm:
     def _parameter(self, x: Tensor, one: Tensor) -> Tensor:
         if one.device != x.device:
             raise ValueError(f"the input is on {x.device}, the norm's parameters on {one.device}")
-        if one.shape != (self.dim,):
+        if one.shape != self._shape:
             one = one.expand(self.dim)
         return one.contiguous().resolve_neg()
 
@@ -163,15 +164,15 @@ def _transformed() -> bool:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: FusedNorm, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-        ctx.kernel = kernel
-        ctx.bias = None if bias is None else bias.dtype
+        ctx.kept = kernel, None if bias is None else bias.dtype
         ctx.save_for_backward(x, gain)
         return kernel._launcher.forward(x, gain, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, gain = ctx.saved_tensors
-        return None, *ctx.kernel.gradients(dy, x, gain, ctx.bias)
+        kernel, bias = ctx.kept
+        return None, *kernel.gradients(dy, x, gain, bias)
 
 
 class _AddNorm(torch.autograd.Function):
@@ -180,8 +181,7 @@ class _AddNorm(torch.autograd.Function):
         ctx: Any, kernel: FusedNorm, x: Tensor, residual: Tensor, gain: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         total, y = kernel._launcher.add_forward(x, residual, gain, bias)
-        ctx.kernel = kernel
-        ctx.bias = None if bias is None else bias.dtype
+        ctx.kept = kernel, None if bias is None else bias.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(total, gain)
         return total, y
@@ -191,5 +191,9 @@ class _AddNorm(torch.autograd.Function):
         total, gain = ctx.saved_tensors
         if dy is None:  # only the sum was used
             return None, ds, ds, None, None
-        dsum, dgain, dbias = ctx.kernel.gradients(dy, total, gain, ctx.bias, ds)
+        kernel, bias = ctx.kept
+        dsum, dgain, dbias = kernel.gradients(dy, total, gain, bias, ds)
         return None, dsum, dsum, dgain, dbias
+
+
+_apply_norm, _apply_add_norm = straight(_Norm), straight(_AddNorm)

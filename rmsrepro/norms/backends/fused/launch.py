@@ -62,8 +62,8 @@ class Launcher:
         if x.is_contiguous():
             stride, y = self.n, torch.empty_like(x)
         else:
-            x, stride = _rows(x, self.n)
             y = x.new_empty(x.shape)
+            x, stride = _rows(x, self.n)
         loaded = kernels()
         failed = loaded.call(
             loaded.forward,
@@ -140,12 +140,17 @@ class Launcher:
                 return launchers.backward(dy, x, gain, has_bias, self.rule, bias)
             return launchers.add_backward(extra, dy, x, gain, has_bias, self.rule, bias)
         dtype = _code(x)
-        dx = torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
+        stride = dy_stride = self.n
+        if x.is_contiguous():
+            dx = torch.empty_like(x)
+        else:
+            dx = x.new_empty(x.shape)
+            x, stride = _rows(x, self.n)
+        if not dy.is_contiguous():
+            dy, dy_stride = _rows(dy, self.n)
+        more, more_stride = (None, 0) if extra is None else _rows(extra, self.n)
         dgain = None if gain is None else torch.empty_like(gain)
         dbias = None if bias is None else x.new_empty(self.n, dtype=bias)
-        x, stride = _rows(x, self.n)
-        dy, dy_stride = _rows(dy, self.n)
-        more, more_stride = (None, 0) if extra is None else _rows(extra, self.n)
         loaded = kernels()
         failed = loaded.call(
             loaded.backward,

@@ -274,6 +274,16 @@ INLINE void store_part(E* to, typename Element<E>::V value, int64_t count) {
 #if WIDTH == 64
 INLINE float horizontal_sum(vfloat value) { return _mm512_reduce_add_ps(__m512(value)); }
 INLINE double horizontal_sum(vdouble value) { return _mm512_reduce_add_pd(__m512d(value)); }
+#elif WIDTH == 32
+INLINE float horizontal_sum(vfloat value) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(__m256(value)), _mm256_extractf128_ps(__m256(value), 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+INLINE double horizontal_sum(vdouble value) {
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(__m256d(value)), _mm256_extractf128_pd(__m256d(value), 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
 #else
 template <class V>
 INLINE auto horizontal_sum(V value) {
