@@ -10,16 +10,14 @@ from torch import Tensor
 from rmsrepro.models.fused_gru import composed
 from rmsrepro.models.fused_gru.plan import Fused, Plan
 from rmsrepro.models.fused_gru.sequence import SCALES, addresses, check, first_fields, new_sums
-from rmsrepro.norms.backends.plain_tensors import in_memory
+from rmsrepro.norms.backends.plain_tensors import in_memory, straight
 
 
 def cell(layer: Fused, x: Tensor, state: Tensor) -> Tensor:
     """Return the new state (B, d) from the raw product with the input x (B, 3 d) and the state (B, d)."""
     x, state = x.contiguous(), state.contiguous()
     product = torch.mm(state, layer.weight.t())
-    new: Tensor = _Cell.apply(  # type: ignore[no-untyped-call]
-        layer.plan, x, product, state, layer.parameters
-    )
+    new: Tensor = _apply(layer.plan, x, product, state, layer.parameters)
     return new
 
 
@@ -84,3 +82,6 @@ class _Cell(torch.autograd.Function):
         )
         check(failed)
         return None, dx, dh, direct, sums.sum(0)[: plan.size]
+
+
+_apply = straight(_Cell)

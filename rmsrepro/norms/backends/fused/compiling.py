@@ -19,7 +19,15 @@ from rmsrepro.norms.backends.fused.levels import Level
 from rmsrepro.norms.backends.fused.programs import Done, TooSlow, run_all
 
 SOURCES = Path(__file__).parent / "cpu"
-COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-funswitch-loops", "-pthread")
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-funswitch-loops",
+    "-pthread",
+)
 COMPILE_S = 300.0
 """Longest time for one file."""
 Tell = Callable[[str], None]
