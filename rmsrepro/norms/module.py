@@ -183,5 +183,5 @@ class ActivationNorm(NormModule[Params]):
         # Past the search in Python by which a module finds its parameters, which a small norm would feel; one
         # that something else has replaced (a parametrization) is found by it.
         own = self._parameters
-        gain = own["weight"] if "weight" in own else self.weight
+        gain = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 (which would search always)
         return gain if gain is None or self._gain_is_weight else self.effective_gain()
