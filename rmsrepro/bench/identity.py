@@ -13,6 +13,7 @@ import rmsrepro
 from rmsrepro.bench.cells import Arm
 from rmsrepro.bench.levels import get_level
 from rmsrepro.config.bench import BenchConfig
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import read_json, to_json
@@ -49,7 +50,7 @@ def key_of_arms(config: BenchConfig, base: TrainConfig, arms: Iterable[Arm]) -> 
 
 def bench_dir(out_dir: str | Path) -> Path:
     """Return the folder that holds one folder for each bench."""
-    return Path(out_dir).expanduser() / "bench"
+    return expanded(out_dir) / "bench"
 
 
 def find_reusable(out_dir: str | Path, key: str) -> Path | None:

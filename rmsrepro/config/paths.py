@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import quoted
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path that the user gave, with a leading ~ or ~user replaced as a shell does it.
+
+    Where there is no such user, or no home directory, it is a name like any other; `Path.expanduser` raises.
+    """
+    return Path(os.path.expanduser(path))
 
 
 def packaged_conf_dir() -> Path:

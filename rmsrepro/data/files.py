@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.paths import expanded
 
 SPLITS = ("train", "val", "test")
 """The names by which the package knows the parts of a set."""
@@ -55,7 +56,7 @@ def existing_file(value: str, key: str) -> Path:
     """
     if value == "???":
         raise UserError(f"{key} is not set; give {key}=FILE")
-    path = Path(value).expanduser()
+    path = expanded(value)
     if path.is_dir():
         raise UserError(f"{key}={path} is a folder; give a file: {_listing(path)}")
     if not path.exists():
@@ -65,7 +66,7 @@ def existing_file(value: str, key: str) -> Path:
 
 def existing_path(value: str, key: str) -> Path:
     """Return `value` as the path of an existing file or folder, or raise as `existing_file` does."""
-    path = Path(value).expanduser()
+    path = expanded(value)
     if not path.exists():
         raise missing_path(path, key)
     return path

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from lightning.pytorch import LightningDataModule
 
+from rmsrepro.config.paths import expanded
 from rmsrepro.data.tokenizers import TextTokenizer
 
 B = TypeVar("B")
@@ -135,4 +136,4 @@ def tokenizer_summary(tokenizers: Sequence[tuple[str, TextTokenizer]]) -> dict[s
 
 def cache_folder(configured: str | None, given: Path) -> Path:
     """Return data.cache_dir when it is set, else the run's own cache folder."""
-    return Path(configured).expanduser() if configured else given
+    return expanded(configured) if configured else given

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmsrepro.config.paths import expanded
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -97,7 +99,7 @@ class Findings:
 
 def read_cards(out_dir: Path | str) -> dict[str, NormCard]:
     """Read the cards in out_dir/cards, by the norm's name. One that is damaged is as good as none."""
-    cards = (_card(path) for path in sorted((Path(out_dir).expanduser() / "cards").glob("*.json")))
+    cards = (_card(path) for path in sorted((expanded(out_dir) / "cards").glob("*.json")))
     return {card.name: card for card in cards if card is not None}
 
 

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from rmsrepro.config.errors import UserError, first_line, nearest
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import from_plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.schema import TrainConfig
@@ -59,7 +60,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         UserError: no such file, or not a checkpoint of this package.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     if file.is_dir():
         inside = [file / "last.ckpt", file / "checkpoints" / "last.ckpt"]
         found = [candidate for candidate in inside if candidate.is_file()]

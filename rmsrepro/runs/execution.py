@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data import build_data
@@ -34,7 +35,7 @@ from rmsrepro.tasks import Task, build_task, evaluate, norm_spec, normalisation
 
 def tokenizer_cache(config: TrainConfig) -> Path:
     """Return the folder that trained tokenizers are kept in."""
-    return Path(config.data.cache_dir or Path(config.out_dir) / "cache").expanduser()
+    return expanded(config.data.cache_dir or Path(config.out_dir) / "cache")
 
 
 class Run:

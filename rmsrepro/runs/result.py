@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rmsrepro.config.errors import UserError, first_line
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import Placement, TrainConfig, TransformerConfig
 from rmsrepro.runs.clocks import Clocks
@@ -36,7 +37,7 @@ class RunResult:
 
 def runs_dir(out_dir: str | Path) -> Path:
     """Return the folder that holds a folder for each run."""
-    return Path(out_dir).expanduser() / "runs"
+    return expanded(out_dir) / "runs"
 
 
 def finished_result(folder: Path) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rmsrepro.config.compose import Composer, to_train_config
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, chosen_experiment
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
@@ -32,7 +33,7 @@ from rmsrepro.runs.launch import launch
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
-from rmsrepro.runs.train import OtherModel, check_continuation, train
+from rmsrepro.runs.train import OtherModel, check_continuation, nothing_to_do, train
 from rmsrepro.runs.workers import (
     become_sweep,
     is_worker,
@@ -58,6 +59,8 @@ class Job:
     status: str = "planned"
     """planned | completed | diverged | failed | busy"""
     skipped: bool = False
+    nothing_left: str | None = None
+    """Why there is no run to make: the checkpoint has all the updates already."""
     seconds: float = 0.0
 
     @property
@@ -131,6 +134,10 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
             f"{len(planned) - len(merged)} of {len(planned)} jobs are the same as others and were merged"
         )
     for job in merged.values():
+        if job.nothing_left is not None:
+            notes.append(job.nothing_left)
+            job.skipped, job.status = True, "completed"
+            continue
         done = finished_result(runs_dir(job.config.out_dir) / job.run_id)
         if done is not None and not job.config.rerun and job.error is None:
             job.skipped, job.status = True, str(done["status"])
@@ -165,7 +172,7 @@ def _identify(job: Job, fingerprints: dict[str, str]) -> None:
     if job.config.ckpt:
         checkpoint = load_checkpoint(job.config.ckpt)
         check_continuation(job.config, checkpoint)
-        parent = checkpoint.run_id
+        parent, job.nothing_left = checkpoint.run_id, nothing_to_do(job.config, checkpoint)
     identity = identify(job.config, data_hash=fingerprints[key], parent=parent)
     job.run_id, job.group = identity.run_id, identity.group
 
@@ -178,7 +185,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     """
     if not plan.jobs:
         return []
-    out_dir = Path(plan.jobs[0].config.out_dir).expanduser()
+    out_dir = expanded(plan.jobs[0].config.out_dir)
     for job in plan.jobs:
         if job.error is not None:
             record_failure(job.config, job.run_id, UserError(job.error))
@@ -283,7 +290,11 @@ def _job_overrides(job: Job, options: SweepOptions) -> list[str]:
 
 def _write_manifest(plan: SweepPlan, out_dir: Path) -> None:
     """Remember which runs the sweep wants, for `rmsrepro status`."""
-    jobs = [{"run_id": job.run_id, "overrides": [item.text for item in job.overrides]} for job in plan.jobs]
+    jobs = [
+        {"run_id": job.run_id, "overrides": [item.text for item in job.overrides]}
+        for job in plan.jobs
+        if job.nothing_left is None
+    ]
     digest = hashlib.sha256(to_json([job["run_id"] for job in jobs], indent=None).encode()).hexdigest()[:10]
     write_atomic(
         out_dir / "sweeps" / f"{digest}.json",

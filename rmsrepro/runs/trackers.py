@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrackerName, TrainConfig
 
 
@@ -49,8 +49,11 @@ class WandbTracker:
         self._say = say
         mode = os.environ.get("WANDB_MODE") or config.tracker.mode.value
         # wandb writes from a process of its own, which keeps the directory that it was started in.
-        folder = Path(config.out_dir).expanduser().resolve()
+        folder = expanded(config.out_dir).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        if not any(os.environ.get(name) for name in ("WANDB_CACHE_DIR", "XDG_CACHE_HOME", "HOME")):
+            # That process has no place for its log then, and prints it between our lines.
+            os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
         self._run = wandb.init(
             project=config.tracker.project,
             entity=config.tracker.entity,

@@ -86,6 +86,17 @@ def check_continuation(config: TrainConfig, parent: Checkpoint) -> None:
         raise OtherModel(f"ckpt={path}: it was trained with {said[0]}, not {said[1]}; {advice}")
 
 
+def nothing_to_do(config: TrainConfig, parent: Checkpoint) -> str | None:
+    """Say that a checkpoint has all the updates that are asked for; None where some are left."""
+    if parent.step < config.trainer.max_steps:
+        return None
+    return (
+        f"ckpt={parent.path} is at step {parent.step} already: "
+        f"trainer.max_steps={config.trainer.max_steps} asks for no further update. "
+        f"Nothing was done; set trainer.max_steps above {parent.step}."
+    )
+
+
 def train(
     config: TrainConfig,
     *,
@@ -115,12 +126,8 @@ def train(
         return RunResult(
             identity.run_id, folder, done["status"], skipped=True, metrics=done.get("metrics", {})
         )
-    if parent is not None and parent.step >= config.trainer.max_steps:
-        say(
-            f"ckpt={parent.path} is at step {parent.step} already: "
-            f"trainer.max_steps={config.trainer.max_steps} asks for no further update. "
-            f"Nothing was done; set trainer.max_steps above {parent.step}."
-        )
+    if parent is not None and (nothing_left := nothing_to_do(config, parent)) is not None:
+        say(nothing_left)
         return RunResult(parent.run_id, parent.path.parent.parent, "completed", skipped=True)
     existed = folder.exists()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

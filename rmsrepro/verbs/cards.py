@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, check_single, override_text, take, unquote
+from rmsrepro.config.paths import expanded
 from rmsrepro.verbs.card_text import head, print_card
 from rmsrepro.verbs.common import composer, console, say, take_options
 
@@ -39,7 +40,7 @@ def check_norm(overrides: list[Override]) -> int:
     from rmsrepro.norms.card.card import card_path
     from rmsrepro.runs.files import to_json, write_atomic
 
-    path = card_path(Path(options.out_dir).expanduser(), card_name(rest, subject.spec.params))
+    path = card_path(expanded(options.out_dir), card_name(rest, subject.spec.params))
     screen = console()
     if options.show:
         screen.print(head(subject))

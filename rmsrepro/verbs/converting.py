@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, override_text, split_override
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.verbs.common import composer, only_options, say
 
@@ -36,7 +37,7 @@ def convert(overrides: list[Override]) -> int:
 
     source = load_checkpoint(options.ckpt)
     try:
-        done = convert_checkpoint(source, options.to, Path(options.out_dir).expanduser())
+        done = convert_checkpoint(source, options.to, expanded(options.out_dir))
     except NotEqual as error:
         say(f"error: ckpt={options.ckpt}: {error}", stderr=True)
         return 1

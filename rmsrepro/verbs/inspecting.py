@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single, override_text
+from rmsrepro.config.paths import expanded
 from rmsrepro.norms.targets import GivenNorm, load_model
 from rmsrepro.verbs.common import composer, console, open_plugins, say, take_options
 
@@ -43,7 +44,7 @@ def inspect(overrides: list[Override]) -> int:
     from rmsrepro.norms.inspecting import compare, inspect_model, mixtures, remarks
     from rmsrepro.runs.files import to_json, write_atomic
 
-    path = inspection_path(Path(options.out_dir).expanduser(), options.target)
+    path = inspection_path(expanded(options.out_dir), options.target)
     in_the_way = next((one for one in path.parents if one.exists() and not one.is_dir()), None)
     if in_the_way is not None:
         raise UserError(f"out_dir={options.out_dir}: {in_the_way} is a file, not a folder")

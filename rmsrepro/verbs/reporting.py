@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
+from rmsrepro.config.paths import expanded
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import console, label_study, only_options, say
 from rmsrepro.verbs.studies import split_all
@@ -36,7 +37,7 @@ def report(overrides: list[Override]) -> int:
 
     options = only_options(ReportVerb, overrides, "report")
     study = load_study(options.study) if options.study else None
-    folder = Path(options.out_dir).expanduser()
+    folder = expanded(options.out_dir)
     if not folder.is_dir():
         raise UserError(
             f"out_dir={options.out_dir}: there is no such folder; train something first, or name another"
@@ -110,7 +111,7 @@ def _say_claims(built: ReportResult) -> None:
 
 def _out_dir(overrides: list[Override]) -> Path:
     value, _ = take(overrides, "out_dir")
-    return Path(unquote(value) if value else "outputs").expanduser()
+    return expanded(unquote(value) if value else "outputs")
 
 
 def _timings(study: StudyConfig, extra: list[Override]) -> list[tuple[BenchJob, PreparedBench]]:

@@ -22,7 +22,7 @@ from rmsrepro.config.overrides import (
     truth,
     unquote,
 )
-from rmsrepro.config.paths import search_path
+from rmsrepro.config.paths import expanded, search_path
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import (
     OVERLAYS,
@@ -73,7 +73,9 @@ def _tell_result(
 ) -> None:
     shown = ("val_loss", "val_bits_per_byte", "val_bleu", "test_loss", "test_bleu", "test_chrf")
     figures = "  ".join(
-        f"{name} {metrics[name]:.4g}" for name in shown if isinstance(metrics.get(name), float)
+        f"{name} {metrics[name]:.4g}{_share_scored(name, metrics)}"
+        for name in shown
+        if isinstance(metrics.get(name), float)
     )
     say(f"{status} in {seconds:.1f} s  {figures}")
     if error:
@@ -83,6 +85,13 @@ def _tell_result(
     say(f"records: {path}")
     if (path / "checkpoints" / "last.ckpt").is_file():
         say(f"checkpoint: {path / 'checkpoints' / 'last.ckpt'}")
+
+
+def _share_scored(name: str, metrics: dict[str, object]) -> str:
+    """Label a score of some of the sentences: a figure of the first few is not one of the split."""
+    split, _, kind = name.partition("_")
+    share = metrics.get(f"{split}_sentences")
+    return f" ({share} sentences)" if share and kind in ("bleu", "chrf") else ""
 
 
 @dataclass
@@ -250,7 +259,7 @@ def status(overrides: list[Override]) -> int:
     from rmsrepro.runs.status import read_status
 
     options = only_options(StatusVerb, overrides, "status")
-    folder = Path(options.out_dir).expanduser()
+    folder = expanded(options.out_dir)
     if not (folder / "runs").is_dir():
         say(f"no runs in {folder} yet; start with: rmsrepro sweep study=smoke")
         return 0

@@ -108,8 +108,20 @@ def translate(overrides: list[Override]) -> int:
         trained.module, trained, lines, beam_size=options.beam_size, length_penalty=options.length_penalty
     )
     for line in translations:
-        sys.stdout.write(line.replace("\n", " ") + "\n")
+        sys.stdout.write(line.replace("\r", " ").replace("\n", " ") + "\n")
+    _tell_cut_lines(trained.src_tokenizer.encode_many(lines), trained.config.data.max_len)
     return 0
+
+
+def _tell_cut_lines(sources: Sequence[Sequence[int]], max_len: int) -> None:
+    """Say how many lines were translated in part only; a source counts its end mark."""
+    long = [number for number, tokens in enumerate(sources, 1) if len(tokens) >= max_len]
+    if long:
+        say(
+            f"note: {len(long)} of {len(sources)} lines cut to the model's data.max_len={max_len} tokens "
+            f"(the first is line {long[0]}); what lies behind is not translated",
+            stderr=True,
+        )
 
 
 @dataclass
