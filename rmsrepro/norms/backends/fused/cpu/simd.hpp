@@ -164,7 +164,14 @@ struct Element<bf16> {
         const vuint up = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
         const vint is_nan = value != value;
         const vuint mask = vuint(is_nan);
-        return __builtin_convertvector((up & ~mask) | (mask & 0x7fc0), vhalf);
+        const vuint half = up | (mask & 0x7fc0);
+#if WIDTH == 32
+        // What the compiler makes of a conversion takes several shuffles more.
+        const __m256i whole = __m256i(half);
+        return vhalf(_mm_packus_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+#else
+        return __builtin_convertvector(half, vhalf);
+#endif
 #endif
     }
     static INLINE void store(bf16* to, V value) {
