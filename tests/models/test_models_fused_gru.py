@@ -425,16 +425,20 @@ def test_forms_of_the_product(form: str, dtype: torch.dtype, monkeypatch: pytest
 def test_the_product_is_chosen_by_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(product.CHOICE, raising=False)
     monkeypatch.setattr(product, "_works", lambda form: True)
-    weight = {width: torch.empty(3 * width, width) for width in (128, 256, 512)}
+    weight = {width: torch.empty(3 * width, width) for width in (128, 256, 512, 1024)}
 
     def chosen(maker: str, width: int, rows: int = 64, steps: int = 30, backward: bool = False) -> str:
         monkeypatch.setattr(product, "processor_maker", lambda: maker)
         return product._form(weight[width], rows, steps, backward)
 
-    assert [chosen("GenuineIntel", width) for width in weight] == ["mm", "mkl", "mkl"]
-    assert [chosen("AuthenticAMD", width) for width in weight] == ["mm", "mm", "onednn"]
+    assert [chosen("GenuineIntel", width) for width in weight] == ["mm", "mkl", "mkl", "mkl"]
+    assert [chosen("AuthenticAMD", width) for width in weight] == ["mm", "mm", "onednn", "onednn"]
     assert chosen("GenuineIntel", 512, backward=True) == "mm"
-    assert chosen("AuthenticAMD", 512, backward=True) == "onednn"
+    for flags, wanted in (({"avx2"}, ["mm", "onednn"]), ({"avx2", "avx512f"}, ["onednn", "onednn"])):
+        product._has_avx512.cache_clear()
+        monkeypatch.setattr(product, "processor_flags", lambda flags=flags: frozenset(flags))
+        assert [chosen("AuthenticAMD", width, backward=True) for width in (512, 1024)] == wanted
+    product._has_avx512.cache_clear()
     assert {chosen("", 512), chosen("GenuineIntel", 512, steps=1), chosen("GenuineIntel", 512, rows=4)} == {
         "mm"
     }

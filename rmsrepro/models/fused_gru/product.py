@@ -15,9 +15,17 @@ Two threads, milliseconds for the 30 products of a sequence, preparation include
                    mkl              1.2      4.0      15.2      61.1
                    onednn           1.7      5.0      15.9      63.7
 
-On an AMD processor (Zen 4) mm ran at 110 GFLOP/s and onednn at 182 to 215, from a width of 512 on. So: mkl
-for the forward products on Intel's from 256 on, onednn for both on AMD's from 512 on, elsewhere mm.
-RMSREPRO_GRU_GEMM=mm, mkl or onednn chooses one for all.
+    AMD EPYC (Zen 3, no AVX-512)   64x128   64x256   80x512   80x1024
+        forwards   mm               2.6      9.9      40.6     188.1
+                   mkl              3.0     10.5      42.8     200.3
+                   onednn           3.3      8.3      32.9     150.5
+        backwards  mm               2.0      7.3      35.2     177.0
+                   mkl              2.8      9.6      40.0     190.9
+                   onednn           3.0      8.7      38.9     162.7
+
+On an AMD processor with AVX-512 (Zen 4) mm ran at 110 GFLOP/s and onednn at 182 to 215, from a width of 512
+on. So: mkl for the forward products on Intel's from 256 on; onednn on AMD's from 512 on, without AVX-512
+backwards from 1024 on; elsewhere mm. RMSREPRO_GRU_GEMM=mm, mkl or onednn chooses one for all.
 """
 
 from __future__ import annotations
@@ -31,6 +39,7 @@ import torch
 from torch import Tensor
 
 from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.norms.backends.fused.levels import processor_flags
 
 CHOICE = "RMSREPRO_GRU_GEMM"
 FORMS = ("mm", "mkl", "onednn")
@@ -86,7 +95,7 @@ def _form(weight: Tensor, rows: int, steps: int, backward: bool) -> str:
             return "mm"
         if maker == "GenuineIntel" and width >= 256 and not backward:
             wanted = "mkl"
-        elif maker == "AuthenticAMD" and width >= 512:
+        elif maker == "AuthenticAMD" and width >= (1024 if backward and not _has_avx512() else 512):
             wanted = "onednn"
         else:
             return "mm"
@@ -109,6 +118,11 @@ def _works(form: str) -> bool:
     except (AttributeError, RuntimeError):  # NotImplementedError among them
         return False
     return torch.equal(product, a.roll(1, 1))
+
+
+@cache
+def _has_avx512() -> bool:
+    return "avx512f" in processor_flags()
 
 
 @cache
