@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -228,3 +229,8 @@ def composer(overrides: Sequence[Override], config_name: str = "train") -> Itera
 def label_study(overrides: Sequence[Override]) -> list[Override]:
     """Write `study=NAME` as the key that holds it: `study` itself is a group of files."""
     return [Override("study_name", item.value) if item.key == "study" else item for item in overrides]
+
+
+def command_line(verb: str, overrides: Sequence[Override]) -> str:
+    """Return a command as it can be pasted into a shell, in the directory where it was typed."""
+    return shlex.join(["rmsrepro", verb, *(item.typed or item.text for item in overrides)])
