@@ -6,6 +6,7 @@ a verb needs it, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -193,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _check_text(arguments)
         return _answer(arguments)
     except UserError as error:
         print(_for_screen(f"error: {error}"), file=sys.stderr)
@@ -203,6 +205,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        # What the system refused: a folder that cannot be read or written, a name that is too long, no room.
+        place = f"{error.filename}: " if error.filename else ""
+        print(_for_screen(f"error: {place}{error.strerror or error}"), file=sys.stderr)
+        return 1 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse an argument that no record could hold, and no screen show.
+
+    Raises:
+        UserError: one with bytes that are no UTF-8 (Python writes them as lone surrogates), or with a NUL.
+    """
+    for argument in arguments:
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise UserError(
+                f"{argument!r}: an argument holds what is no text in UTF-8; a file of such a name has to be "
+                "renamed"
+            )
 
 
 def _for_screen(message: str) -> str:

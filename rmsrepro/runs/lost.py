@@ -41,7 +41,7 @@ def lost(error: Exception) -> WorkerLost | None:
     """Return what a launcher's exception says of a worker's end; None if it is about something else."""
     if isinstance(error, concurrent.futures.BrokenExecutor):
         ends = re.search(r"exit codes? of the workers (?:is|are) \{(.*)\}", str(error))
-        return WorkerLost(ends[1] if ends else "")
+        return WorkerLost(re.sub(r"\(-?\d+\)", "", ends[1]) if ends else "")
     if type(error).__module__.startswith("submitit"):
         ends = re.search(r"SIG[A-Z]+|exit code -?\d+", str(error))
         return WorkerLost(ends[0] if ends else "")

@@ -10,7 +10,7 @@ import torch
 
 from rmsrepro.config.errors import UserError, first_line
 
-SMALLER = "lower data.batch_tokens (and raise trainer.accumulate), or model.size"
+SMALLER = "data.batch_tokens (and raise trainer.accumulate) or model.size"
 _MEMORY = re.compile(
     r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|ALLOC_FAILED",
     re.IGNORECASE,
@@ -32,7 +32,7 @@ class WorkerLost(RuntimeError):
         if not ends or "SIGKILL" in ends or "-9" in ends:
             told = f"was killed ({ends})" if ends else "ended without an answer"
             super().__init__(
-                f"its worker process {told}, most likely for want of memory; {SMALLER}, or n_jobs"
+                f"its worker process {told}, most likely for want of memory; lower n_jobs, or {SMALLER}"
             )
         elif "SIGTERM" in ends or "SIGINT" in ends:
             super().__init__(f"its worker process was stopped from outside ({ends}); repeat the same command")
@@ -68,7 +68,7 @@ def _known(error: BaseException) -> str | None:
     number = error.errno if isinstance(error, OSError) else None
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or number == errno.ENOMEM
     if memory or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
-        return f"out of memory: {first_line(error)}; {SMALLER}"
+        return f"out of memory: {first_line(error)}; lower {SMALLER}"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk is full: {first_line(error)}; make room in out_dir, or set another one, and repeat "

@@ -58,7 +58,11 @@ def take_options(kind: type[T], overrides: Sequence[Override]) -> tuple[T, list[
             rest.append(item)
             continue
         optional = type(None) in get_args(hints[item.key])
+        if as_typed(item.value) == "???":
+            raise UserError(f"{item.text}: a value is missing; ??? stands for one that is to be given")
         try:
+            if "${" in item.value and hints[item.key] not in (str, str | None):
+                raise OmegaConfBaseException("an option is no interpolation")
             node[item.key] = _value(item, text=hints[item.key] in (str, str | None), optional=optional)
         except OmegaConfBaseException as error:
             expected = next(

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override
+from rmsrepro.config.paths import expanded
 from rmsrepro.verbs.common import console, only_options, say
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def status(overrides: list[Override]) -> int:
     from rmsrepro.runs.status import read_status
 
     options = only_options(StatusVerb, overrides, "status")
-    folder = Path(options.out_dir).expanduser()
+    folder = expanded(options.out_dir)
     if options.forget is not None:
         return _forget(folder, options.forget)
     if not (folder / "runs").is_dir():
