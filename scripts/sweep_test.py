@@ -56,10 +56,11 @@ NORMS = ("layernorm", "rmsnorm", "l2norm", "prmsnorm", "layernorm_nobias")
 
 
 def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
-        description="Runs a sweep of 40 tiny jobs of which 5 must fail, kills it three times (SIGKILL, SIGTERM, "
-        "SIGINT), repeats the same command each time, and looks at the records: 35 completed, 5 failed, no run "
-        "trained twice. Takes some minutes. Exit code 0 if all of that holds.",
+        description="Runs a sweep of 40 tiny jobs of which 5 must fail, kills it three times (SIGKILL, "
+        "SIGTERM, SIGINT), repeats the same command each time, and looks at the records: 35 completed, 5 "
+        "failed, no run trained twice. Takes some minutes. Exit code 0 if all of that holds.",
     )
     parser.add_argument("--launcher", default="joblib", choices=("basic", "joblib"))
     parser.add_argument("--workers", type=int, default=2, help="worker processes of joblib (2)")
@@ -71,6 +72,7 @@ def arguments() -> argparse.Namespace:
 
 
 def command(options: argparse.Namespace) -> list[str]:
+    """Return the sweep's command."""
     eps = ",".join(f"{number + 1}e-6" for number in range(options.eps))
     return [
         *(sys.executable, "-m", "rmsrepro", "sweep", "debug=fast", "model=gru", "model.d_model=16"),
@@ -83,6 +85,7 @@ def command(options: argparse.Namespace) -> list[str]:
 
 
 def read(path: Path) -> dict[str, object]:
+    """Return a record; empty where there is none."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -117,11 +120,13 @@ def attempt(
 ) -> tuple[int, str]:
     """Run the command; with `stop` send a signal once so many runs are completed. Return code and output."""
     log = folder / "sweep.log"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), "PLANTED_WORKERS": "1"}
-    if "launcher=basic" in words:
-        environment.pop("PLANTED_WORKERS")
+    environment = surroundings(folder)
+    if "launcher=basic" not in words:
+        environment["PLANTED_WORKERS"] = "1"
     with log.open("wb") as output:
-        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
     told = -1
     while process.poll() is None:
         done = trainings.look()
@@ -138,13 +143,20 @@ def attempt(
     return process.returncode, log.read_text(errors="replace")
 
 
+def surroundings(folder: Path) -> dict[str, str]:
+    """Return the environment of the programs: they find this checkout, and the planted norm."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+
+
 def main() -> int:
+    """Run the trial in its folder."""
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="rmsrepro-sweep-") as temporary:
         return trial(options, (options.folder or Path(temporary)).resolve())
 
 
 def trial(options: argparse.Namespace, folder: Path) -> int:
+    """Run, kill, repeat, and judge; return the exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "outputs").exists():
         sys.exit(f"error: {folder / 'outputs'} is there already; name a new folder")
@@ -183,12 +195,13 @@ def trial(options: argparse.Namespace, folder: Path) -> int:
     report = subprocess.run(
         [sys.executable, "-m", "rmsrepro", "report"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])},
+        env=surroundings(folder),
         capture_output=True,
         text=True,
         check=False,
     )
-    line = next((line for line in report.stdout.splitlines() if line.startswith("runs: ")), report.stderr[-300:])
+    lines = [line for line in report.stdout.splitlines() if line.startswith("runs: ")]
+    line = lines[0] if lines else report.stderr[-300:]
     print(f"  report: {line}")
     if line != f"runs: {good} completed, {failed} failed":
         problems.append("the report says otherwise")

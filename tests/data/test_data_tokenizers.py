@@ -140,7 +140,7 @@ def test_damaged_cache_is_made_again(tmp_path: Path) -> None:
     whole = path.read_text()
     flipped = whole.replace('"h"', '"j"', 1)
     digest = hashlib.sha256(b'{"kind": "bpe", "model": {}}').hexdigest()
-    # Cut off; JSON still, with another letter; another's, and no tokenizer; as it was kept before it had a digest.
+    # Cut off; JSON with another letter; no tokenizer; as it was kept before it had a digest.
     for damaged in (
         whole[:100],
         flipped,
