@@ -11,7 +11,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.cli.fuzzing import EXAMPLES, Check, Place, limited_memory, overrides, stand_ins, verbs
+from tests.cli.fuzzing import (
+    EXAMPLES,
+    Check,
+    Place,
+    commands,
+    limited_memory,
+    overrides,
+    stand_ins,
+    verbs,
+)
+from tests.cli.running import Trained
 
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -28,8 +38,12 @@ def wild(ordinary: int) -> settings:
 
 
 @pytest.fixture(scope="module")
-def check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
+def check(
+    tmp_path_factory: pytest.TempPathFactory, language_model: Trained, translator: Trained
+) -> Iterator[Check]:
     place = Place(tmp_path_factory.mktemp("wild"))
+    place.trained("LM", language_model.path)
+    place.trained("MT", translator.path)
     with pytest.MonkeyPatch.context() as patch, limited_memory():
         patch.setenv("HOME", str(place.top / "home"))
         patch.setenv("COLUMNS", "80")
@@ -54,13 +68,21 @@ def test_one_override(check: Check, text: str) -> None:
         check("train", [text, "show=true"])
 
 
-@wild(40)
-@given(st.lists(overrides, max_size=3))
-def test_a_run(check: Check, texts: list[str]) -> None:
-    check("train", ["debug=fast", "model.d_model=16", *texts])
+@wild(80)
+@given(commands())
+@example(("status", ["every_s=${..lr}"]))
+@example(("build-kernels", ["rerun=${oc.decode:x}"]))
+@example(("build-kernels", ["rerun=???"]))
+@example(("sample", ["ckpt=~nobody"]))
+@example(("train", ["out_dir=a\0b"]))
+@example(("report", ["out_dir=\udcff"]))
+@example(("train", [f"data.path={'x' * 300}", "data=wikitext"]))
+@example(("reproduce", [f"study={'x' * 300}"]))
+def test_a_right_command_with_something_wild(check: Check, command: tuple[str, list[str]]) -> None:
+    check(*command)
 
 
-@wild(150)
+@wild(60)
 @given(verbs, st.lists(overrides, max_size=3))
 def test_any_verb(check: Check, verb: str, texts: list[str]) -> None:
     check(verb, texts)

@@ -46,7 +46,7 @@ THERE = "if that is its name there"
     ("error", "begins", "ends"),
     [
         (MemoryError(), "out of memory: MemoryError; ", SMALLER),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "out of memory: CUDA out of memory. Tried; ", SMALLER),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory; ", SMALLER),
         (RuntimeError("not enough memory: you\nmore"), "out of memory: not enough memory: you; ", SMALLER),
         (OSError(errno.ENOMEM, "Cannot allocate"), "out of memory: [Errno 12] Cannot allocate; ", SMALLER),
         (
