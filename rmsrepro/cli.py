@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.errors import UserError, check_text, for_screen, nearest
 
 if TYPE_CHECKING:
     from rmsrepro.config.overrides import Override
@@ -194,10 +194,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        _check_text(arguments)
+        check_text(arguments)
         return _answer(arguments)
     except UserError as error:
-        print(_for_screen(f"error: {error}"), file=sys.stderr)
+        print(for_screen(f"error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -208,43 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # What the system refused: a folder that cannot be read or written, a name that is too long, no room.
         place = f"{error.filename}: " if error.filename else ""
-        print(_for_screen(f"error: {place}{error.strerror or error}"), file=sys.stderr)
+        print(for_screen(f"error: {place}{error.strerror or error}"), file=sys.stderr)
         return 1 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
-
-
-def _check_text(arguments: Sequence[str]) -> None:
-    """Refuse an argument that no record could hold, and no screen show.
-
-    Raises:
-        UserError: one with bytes that are no UTF-8 (Python writes them as lone surrogates), or with a NUL.
-    """
-    for argument in arguments:
-        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
-            raise UserError(
-                f"{argument!r}: an argument holds what is no text in UTF-8; a file of such a name has to be "
-                "renamed"
-            )
-
-
-def _for_screen(message: str) -> str:
-    """Wrap a message at words to the width of the terminal that it goes to; elsewhere it stays as it is."""
-    if not sys.stderr.isatty():
-        return message
-    import textwrap
-
-    try:
-        # Not shutil's, which asks for the width of the standard output.
-        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
-    except (ValueError, OSError):
-        width = 0
-    # A path is not broken, so that it can be copied; a terminal that does not tell its width says 0.
-    wrapper = textwrap.TextWrapper(
-        max(width, 20) if width else 80,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(wrapper.fill(line) for line in message.splitlines())
 
 
 def _answer(arguments: list[str]) -> int:

@@ -98,7 +98,7 @@ def _check_content(checkpoint: Checkpoint, path: str | Path) -> None:
     if lacking:
         raise UserError(f"ckpt={path}: damaged, or no checkpoint of a run (it lacks {', '.join(lacking)})")
     try:
-        _ = checkpoint.config, checkpoint.step
+        _ = str(checkpoint.config.norm["name"]), checkpoint.step
     except UserError:
         pass  # a model, task or set that this version does not know: said where it is used
     except Exception as error:

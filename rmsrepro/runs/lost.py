@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from rmsrepro.runs.files import alive, number, read_json
-from rmsrepro.runs.reasons import WorkerLost
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.runs.files import alive, lock, number, read_json
+from rmsrepro.runs.reasons import WorkerLost, explain
+from rmsrepro.runs.result import record_failure
 
 End = dict[str, Any]
 """How a job ended, as `run_job` tells it: run_id, status, error, seconds."""
@@ -131,6 +133,21 @@ class Rounds(Generic[T]):
 
 def _close(job: Task, end: End) -> None:
     job.status, job.error, job.seconds = end["status"], end["error"], end["seconds"]
+
+
+class Planned(Task, Protocol):
+    """A job with what its record needs."""
+
+    config: TrainConfig
+    group: str
+
+
+def record_loss(folder: Path, job: Planned, reason: WorkerLost, steps: int) -> End:
+    """Record a job that brought its process down, at a step; return its end."""
+    with lock(folder / job.run_id / "lock.json"):
+        record_failure(job.config, job.run_id, reason, group=job.group, steps=steps)
+        (folder / job.run_id / "running.json").unlink(missing_ok=True)
+    return {"run_id": job.run_id, "status": "failed", "error": explain(reason), "seconds": 0.0}
 
 
 def was_struck(folder: Path) -> bool:

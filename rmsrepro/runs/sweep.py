@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -25,14 +24,14 @@ from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
 from rmsrepro.runs.checkpoints import load_checkpoint
-from rmsrepro.runs.files import lock, read_json, to_json
+from rmsrepro.runs.files import read_json, to_json
 from rmsrepro.runs.identity import check_norm, failed_id, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
-from rmsrepro.runs.lost import End, Rounds, was_struck
+from rmsrepro.runs.lost import End, Rounds, record_loss, was_struck
 from rmsrepro.runs.manifests import release_manifest, touch_manifest, write_manifest
 from rmsrepro.runs.monitor import Monitor
-from rmsrepro.runs.reasons import WorkerLost, explain
+from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.result import finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
 from rmsrepro.runs.train import OtherModel, check_continuation, nothing_to_do, train
@@ -230,19 +229,11 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
                     # A launcher takes its whole list at once; stopping at a failure needs to look after each
                     # round.
                     size = options.n_jobs if options.launcher == "joblib" else 1
-                rounds = Rounds(run, folder, partial(_lose, folder), monitor.say)
+                rounds = Rounds(run, folder, partial(record_loss, folder), monitor.say)
                 _interruptible(partial(rounds.run, todo, size))
     finally:
         release_manifest(manifest)
     return plan.jobs
-
-
-def _lose(folder: Path, job: Job, reason: WorkerLost, steps: int) -> End:
-    """Record a job that brought its process down."""
-    with lock(folder / job.run_id / "lock.json"):
-        record_failure(job.config, job.run_id, reason, group=job.group, steps=steps)
-        (folder / job.run_id / "running.json").unlink(missing_ok=True)
-    return {"run_id": job.run_id, "status": "failed", "error": explain(reason), "seconds": 0.0}
 
 
 def _interruptible(run: Callable[[], None]) -> None:
@@ -307,11 +298,3 @@ def _job_overrides(job: Job, options: SweepOptions) -> list[str]:
         fixed["trainer.num_threads"] = str(options.num_threads)
     kept = [item.text for item in job.overrides if item.key not in fixed]
     return [*kept, *(f"{key}={value}" for key, value in fixed.items())]
-
-
-def summary(jobs: Sequence[Job]) -> Mapping[str, int]:
-    """Count the jobs by how they ended; skipped ones count as what they were."""
-    counts: dict[str, int] = {}
-    for job in jobs:
-        counts[job.status] = counts.get(job.status, 0) + 1
-    return counts

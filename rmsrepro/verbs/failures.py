@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,7 @@ if TYPE_CHECKING:
 
 def tell_end(jobs: Sequence[Job], seconds: float) -> int:
     """Say how the jobs of a sweep ended, what many have in common once; return the exit code."""
-    from rmsrepro.runs.sweep import summary
-
-    counts = summary(jobs)
+    counts = Counter(job.status for job in jobs)
     skipped = sum(job.skipped for job in jobs)
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     say(f"{text} ({skipped} of them before) in {seconds:.0f} s")

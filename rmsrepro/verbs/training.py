@@ -17,7 +17,7 @@ from rmsrepro.config.overrides import (
     truth,
     unquote,
 )
-from rmsrepro.config.paths import expanded, search_path
+from rmsrepro.config.paths import search_path
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import (
     OVERLAYS,

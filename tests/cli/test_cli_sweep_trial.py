@@ -181,3 +181,16 @@ def test_giving_up_a_sweep(cli: Run) -> None:
     assert cli("status", "forget=aaaa").out == "forgot the sweep aaaa; what its runs recorded stays\n"
     assert cli("status", "forget=abandoned").out == "forgot the sweep bbbb; what its runs recorded stays\n"
     assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
+
+
+def test_a_run_belongs_to_every_study_whose_sweep_wanted_it(cli: Run, language_model: Trained) -> None:
+    run_id = language_model.path.name
+    shutil.copytree(language_model.path, Path("outputs/runs") / run_id)
+    assert "runs: none\n" in cli("report", "study=smoke").out
+    Path("outputs/sweeps").mkdir()
+    for study in ("smoke", "other"):
+        Path(f"outputs/sweeps/{study}.json").write_text(
+            json.dumps({"study": study, "jobs": [{"run_id": run_id}]})
+        )
+    assert "runs: 1 completed\n" in cli("report", "study=smoke").out
+    assert "runs: none\n" in cli("report", "study=quick").out
