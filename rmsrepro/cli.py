@@ -6,12 +6,13 @@ a verb needs it, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.errors import UserError, check_text, for_screen, nearest
 
 if TYPE_CHECKING:
     from rmsrepro.config.overrides import Override
@@ -99,7 +100,11 @@ before the first starts.
     "status": """\
 usage: rmsrepro status [watch=true] [out_dir=DIR]
 
-Runs that are done, running, failed and left, and the time to go.""",
+Runs that are done, running, failed and left, and the time to go. Of sweeps:
+which is at work, which was abandoned, what is left of it, and its command.
+
+  forget=ID          give up an abandoned sweep (its runs stay);
+                     forget=abandoned: all such""",
     "bench": """\
 usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm]
                       [backend=composite,torch,compiled,fused] [key=value ...]
@@ -189,9 +194,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        check_text(arguments)
         return _answer(arguments)
     except UserError as error:
-        print(_for_screen(f"error: {error}"), file=sys.stderr)
+        print(for_screen(f"error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -199,27 +205,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-
-
-def _for_screen(message: str) -> str:
-    """Wrap a message at words to the width of the terminal that it goes to; elsewhere it stays as it is."""
-    if not sys.stderr.isatty():
-        return message
-    import textwrap
-
-    try:
-        # Not shutil's, which asks for the width of the standard output.
-        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
-    except (ValueError, OSError):
-        width = 0
-    # A path is not broken, so that it can be copied; a terminal that does not tell its width says 0.
-    wrapper = textwrap.TextWrapper(
-        max(width, 20) if width else 80,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(wrapper.fill(line) for line in message.splitlines())
+    except OSError as error:
+        # What the system refused: a folder that cannot be read or written, a name that is too long, no room.
+        place = f"{error.filename}: " if error.filename else ""
+        print(for_screen(f"error: {place}{error.strerror or error}"), file=sys.stderr)
+        return 1 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
 
 
 def _answer(arguments: list[str]) -> int:

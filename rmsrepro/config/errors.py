@@ -1,9 +1,11 @@
-"""The one exception that means: the user asked for something that cannot be done as asked."""
+"""The one exception that means: the user asked for what cannot be done as asked; and how it is shown."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -27,3 +29,38 @@ def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:
     found = difflib.get_close_matches(word.lower(), spelled, n=limit, cutoff=0.6)
     close = [spelled[one] for one in found]
     return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Refuse an argument that no record could hold, and no screen show.
+
+    Raises:
+        UserError: one with bytes that are no UTF-8 (Python writes them as lone surrogates), or with a NUL.
+    """
+    for argument in arguments:
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise UserError(
+                f"{argument!r}: an argument holds what is no text in UTF-8; a file of such a name has to be "
+                "renamed"
+            )
+
+
+def for_screen(message: str) -> str:
+    """Wrap a message at words to the width of the terminal that it goes to; elsewhere it stays as it is."""
+    if not sys.stderr.isatty():
+        return message
+    import textwrap
+
+    try:
+        # Not shutil's, which asks for the width of the standard output.
+        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
+    except (ValueError, OSError):
+        width = 0
+    # A path is not broken, so that it can be copied; a terminal that does not tell its width says 0.
+    wrapper = textwrap.TextWrapper(
+        max(width, 20) if width else 80,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapper.fill(line) for line in message.splitlines())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rmsrepro.config.errors import UserError, first_line, nearest
@@ -27,6 +27,8 @@ class Override:
 
     key: str
     value: str
+    typed: str = field(default="", compare=False, repr=False)
+    """The whole as it was typed; empty for one that was not."""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,7 @@ def split_override(text: str) -> Override:
     if RAW_KEYS.match(key):
         plain = as_typed(value)
         value = "null" if plain in ("null", "None") else quoted(plain)
-    return Override(key, value)
+    return Override(key, value, text)
 
 
 def as_typed(value: str) -> str:

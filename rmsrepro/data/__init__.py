@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import DataConfig, TranslationDataConfig
 from rmsrepro.data.fingerprint import check_task, data_fingerprint
+from rmsrepro.data.tables import taking_back
 
 if TYPE_CHECKING:
     from rmsrepro.data.lm import LMData
@@ -46,12 +47,13 @@ def build_data(
     check_task(config, task)
     if accumulate < 1:
         raise UserError(f"trainer.accumulate={accumulate}: at least one batch makes an update")
-    if isinstance(config, TranslationDataConfig):
-        from rmsrepro.data.translation import TranslationData
+    with taking_back():
+        if isinstance(config, TranslationDataConfig):
+            from rmsrepro.data.translation import TranslationData
 
-        return TranslationData(
-            config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers
-        )
-    from rmsrepro.data.lm import LMData
+            return TranslationData(
+                config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers
+            )
+        from rmsrepro.data.lm import LMData
 
-    return LMData(config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers)
+        return LMData(config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -13,11 +14,16 @@ def read_cached(cache_dir: Path | None, name: str) -> str | None:
     if cache_dir is None:
         return None
     try:
-        text = (cache_dir / name).read_text(encoding="utf-8")
+        digest, _, text = (cache_dir / name).read_text(encoding="utf-8").partition("\n")
         json.loads(text)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return text
+    # JSON with a flipped letter is JSON still.
+    return text if digest == _digest(text) else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def write_cached(cache_dir: Path | None, name: str, text: str) -> None:
@@ -32,7 +38,7 @@ def write_cached(cache_dir: Path | None, name: str, text: str) -> None:
         cache_dir.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=cache_dir, prefix=name + ".", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.write(f"{_digest(text)}\n{text}")
         os.replace(temporary, cache_dir / name)
     except OSError:
         if temporary is not None:

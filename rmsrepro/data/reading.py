@@ -51,21 +51,36 @@ def decode_text(raw: bytes, path: Path) -> str:
     """Decode UTF-8 strictly, remove a byte-order mark, turn CR LF into LF.
 
     Raises:
-        UserError: not UTF-8; names the file, the line (from 1), the byte and its offset (from 0).
+        UserError: not UTF-8, or a NUL; names the file, the line (from 1), the byte and its offset (from 0).
     """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        in_line = error.start - (raw.rfind(b"\n", 0, error.start) + 1)
-        utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        encoding = "UTF-16" if utf16 else "ISO-8859-1"
+        raise UserError(f"{path}: not UTF-8: {_place(raw, error.start)}. {_advice(raw, error)}") from None
+    nul = text.find("\0")
+    if nul >= 0:
         raise UserError(
-            f"{path}: not UTF-8: line {line} has byte 0x{raw[error.start]:02x} at byte {in_line} of the line "
-            f"(byte offset {error.start} of the file). Convert the file first, for example: "
-            f"iconv -f {encoding} -t UTF-8"
-        ) from None
+            f"{path}: line {text.count(chr(10), 0, nul) + 1} holds a NUL character, which no text does: the "
+            "file is damaged, or in UTF-16 (then: iconv -f UTF-16LE -t UTF-8)"
+        )
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def _place(raw: bytes, start: int) -> str:
+    line = raw.count(b"\n", 0, start) + 1
+    in_line = start - (raw.rfind(b"\n", 0, start) + 1)
+    byte = f"byte 0x{raw[start]:02x} at byte {in_line} of the line"
+    return f"line {line} has {byte} (byte offset {start} of the file)"
+
+
+def _advice(raw: bytes, error: UnicodeDecodeError) -> str:
+    if raw.startswith(_GZIP_MAGIC):
+        return "It is compressed twice: decompress it once"
+    if error.reason == "unexpected end of data":
+        return "It ends in the middle of a character, so it was cut off: copy it again"
+    utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "UTF-16" if utf16 else "ISO-8859-1"
+    return f"Convert the file first, for example: iconv -f {encoding} -t UTF-8"
 
 
 def read_text(path: Path) -> str:

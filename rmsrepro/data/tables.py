@@ -7,11 +7,12 @@ have no way to.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,27 @@ def table_digest(paths: Sequence[Path]) -> str:
     return bytes_digest(paths) if suffix_of(paths[0]) == ".parquet" else text_digest(paths)
 
 
+_copies: list[Path] = []
+"""The Arrow copies that were begun since `taking_back`."""
+
+
+@contextmanager
+def taking_back() -> Iterator[None]:
+    """Remove the Arrow copies of tables that prove wrong in the body, and folders that then are empty."""
+    _copies.clear()
+    try:
+        yield
+    except UserError:
+        for copy in _copies:
+            shutil.rmtree(copy, ignore_errors=True)
+            for folder in (copy.parent, copy.parent.parent, copy.parent.parent.parent):
+                with suppress(OSError):
+                    folder.rmdir()
+        raise
+    finally:
+        _copies.clear()
+
+
 def load_table(paths: Sequence[Path], cache_dir: Path) -> Any:
     """Load parquet or JSON lines files (all of one kind) as one `datasets.Dataset`.
 
@@ -79,14 +101,22 @@ def load_table(paths: Sequence[Path], cache_dir: Path) -> Any:
             if not check_text(path):
                 raise UserError(f"{path}: the file is empty")
     cache = cache_dir / "datasets" / table_digest(paths)[:24]
+    if not cache.exists():
+        _copies.append(cache)
     with _quiet() as datasets:
         try:
             return datasets.load_dataset(
                 kind, data_files=[str(path) for path in paths], split="train", cache_dir=str(cache)
             )
         except Exception as error:  # whatever the parser of the day raises means: not such a file
-            reason = error.__cause__ or error
-            raise UserError(f"{names}: cannot be read as {kind} ({str(reason).strip()[:300]})") from error
+            raise UserError(f"{names}: {_why(error, kind)}") from error
+
+
+def _why(error: Exception, kind: str) -> str:
+    reason = " ".join(str(error.__cause__ or error).split())[:300]
+    if "corresponds to no data" in reason:
+        return f"it holds no rows of {kind}"
+    return f"cannot be read as {kind} ({reason}); the file is damaged, or of another format"
 
 
 def _answers(endpoint: str) -> bool:
@@ -162,7 +192,18 @@ def text_column(table: Any, column: str, where: str) -> list[str]:
     Raises:
         UserError: a value is no string; names the row (from 1).
     """
-    return _strings(table[column][:], column, where)
+    return _strings(_values(table, column, where), column, where)
+
+
+def _values(table: Any, column: str, where: str) -> list[Any]:
+    try:
+        values: list[Any] = table[column][:]
+    except (ValueError, OSError) as error:  # bytes that are no UTF-8, or no Arrow, show only now
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{where}: column {column!r} cannot be read ({reason}); the file is damaged"
+        ) from error
+    return values
 
 
 def _strings(values: Sequence[Any], column: str, where: str) -> list[str]:
@@ -182,7 +223,13 @@ def translation_columns(table: Any, langs: Sequence[str], where: str) -> list[li
     Raises:
         UserError: a language is missing, or a value is no string.
     """
-    values: list[Mapping[str, Any] | None] = table["translation"][:]
+    values = _values(table, "translation", where)
+    for row, value in enumerate(values, start=1):
+        if value is not None and not isinstance(value, Mapping):
+            raise UserError(
+                f"{where}: column 'translation' holds {type(value).__name__} in row {row}, but languages are "
+                'needed there, as in {"de": "...", "en": "..."}'
+            )
     first = next((value for value in values if value), None)
     for lang in langs:
         if not isinstance(first, Mapping) or lang not in first:

@@ -85,6 +85,7 @@ def load_text(config: DataConfig, cache_dir: Path) -> TextCorpus:
         UserError: wrong path, damaged or wrongly encoded file, missing column, unreachable Hub, no text.
     """
     versions: dict[str, str] = {}
+    places: dict[str, str] = {}
     if isinstance(config, PydocConfig):
         found = {"all": pydoc_text()}
         versions = pydoc_versions()
@@ -94,6 +95,7 @@ def load_text(config: DataConfig, cache_dir: Path) -> TextCorpus:
         if paths is not None:
             found = {split: _read(files, cache_dir) for split, files in paths.items()}
             where = ", ".join(str(file) for files in paths.values() for file in files)
+            places = {split: ", ".join(map(str, files)) for split, files in paths.items()}
         elif isinstance(config, (TinyShakespeareConfig, WikitextConfig)):
             hub = hub_set(config)
             where = hub.label
@@ -110,7 +112,7 @@ def load_text(config: DataConfig, cache_dir: Path) -> TextCorpus:
         splits, notes = complete_splits(found, where, "characters")
     for split, text in splits.items():
         if not text.strip():
-            raise UserError(f"{where}: the {split} text is empty")
+            raise UserError(f"{places.get(split, where)}: the {split} text is empty")
     return TextCorpus(config.name, splits, notes, versions)
 
 

@@ -6,6 +6,7 @@ contains, and `decode` leaves them out. Vocabularies are made from the training 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -270,7 +271,11 @@ def train_tokenizer(
     name = f"bpe-{vocab_size}-{digest.hexdigest()[:24]}.json"
     cached = read_cached(cache_dir, name)
     if cached is not None:
-        return TextTokenizer.from_json(cached)
+        # Whatever a damaged file makes of it: a tokenizer is safe to lose, and is trained again.
+        with contextlib.suppress(Exception):
+            kept = TextTokenizer.from_json(cached)
+            if kept.kind == "bpe" and smallest <= kept.vocab_size <= vocab_size:
+                return kept
     tokenizer = BpeTokenizer.train((chunk for text in texts for chunk in line_chunks(text)), vocab_size)
     write_cached(cache_dir, name, tokenizer.to_json())
     return tokenizer

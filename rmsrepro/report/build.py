@@ -17,12 +17,13 @@ from rmsrepro.report.layers import layer_times
 from rmsrepro.report.load import load_records
 from rmsrepro.report.page import PageInput, TimeSection, render
 from rmsrepro.report.parameters import names_of
-from rmsrepro.report.records import BenchRecord, Records, RunRecord
+from rmsrepro.report.records import BenchRecord, Records, RunRecord, count_states
 from rmsrepro.report.savings import over_p, places_of, remaining, remaining_text, shares
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
 from rmsrepro.report.table import across_table, results_table
 from rmsrepro.report.timing import newest, step_seconds, step_times
 from rmsrepro.runs.files import write_atomic
+from rmsrepro.runs.manifests import runs_of_study
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ReportResult:
     """A verdict for each claim of the paper; most are not run."""
     remaining: tuple[str, ...] = ()
     """What RMSNorm saves on the backends that were timed beside each other, a sentence a place."""
+    runs: str = ""
+    """How many runs ended how, as in `35 completed, 5 failed`."""
 
 
 def build_report(
@@ -59,7 +62,8 @@ def build_report(
     """
     root = Path(out_dir)
     name = folder_name(report_id or (study.name if study else "all"))
-    records = _select(load_records(root, run_ids=run_ids), study, chosen=run_ids is not None)
+    wanted = runs_of_study(root, study.name) if study else frozenset[str]()
+    records = _select(load_records(root, run_ids=run_ids), study, wanted, chosen=run_ids is not None)
     times = step_times(records.benches)
     between = newest(step_times(records.benches, across=True))
     names = names_of(records.runs, [time.comparison for time in (*times, *between)])
@@ -104,6 +108,7 @@ def build_report(
         scorecard=card,
         claims=tuple(claims),
         remaining=tuple(remaining_text(left)),
+        runs=", ".join(f"{number} {state}" for state, number in count_states(records.runs)) or "none",
     )
 
 
@@ -141,13 +146,18 @@ def folder_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:100] or "report"
 
 
-def _select(records: Records, study: StudyConfig | None, *, chosen: bool) -> Records:
-    """Keep what belongs to the study: its runs, and its benches, or all benches if it has none."""
+def _select(records: Records, study: StudyConfig | None, wanted: Collection[str], *, chosen: bool) -> Records:
+    """Keep what belongs to the study: its runs, and its benches, or all benches if it has none.
+
+    Args:
+        wanted: runs that a sweep of the study wanted: one that another study made is this one's, too.
+        chosen: all runs were chosen beforehand.
+    """
     if study is None:
         return records
 
     def belongs(run: RunRecord) -> bool:
-        return chosen or run.study == study.name
+        return chosen or run.study == study.name or run.run_id in wanted
 
     own: list[BenchRecord] = [bench for bench in records.benches if bench.study == study.name]
     return Records(

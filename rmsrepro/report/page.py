@@ -33,7 +33,7 @@ from rmsrepro.report.environment import machines
 from rmsrepro.report.layers import LayerTime
 from rmsrepro.report.parameters import Names, settings_of
 from rmsrepro.report.reading import paper_context
-from rmsrepro.report.records import Records, RunRecord, State
+from rmsrepro.report.records import Records, RunRecord, State, count_states
 from rmsrepro.report.savings import BACKENDS, OverP, Place, Remaining, Share, remaining_text
 from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_text
 from rmsrepro.report.statistics import PairedDifference
@@ -121,7 +121,7 @@ def render(page: PageInput) -> str:
         claim_rules=CLAIM_RULES,
         remaining_text=remaining_text(page.timing.remaining),
         backends=_backends(page.timing.remaining),
-        counts=_counts(page.records.runs),
+        counts=count_states(page.records.runs),
         runs=_run_rows(page),
         run_metrics=sorted({row.metric for row in card.baselines}),
         machines=machines(page.records),
@@ -195,12 +195,6 @@ def _backends(rows: Sequence[Remaining]) -> list[str]:
     """The backends of a table, in their order."""
     there = {backend for row in rows for backend in row.by_backend}
     return [*(name for name in BACKENDS if name in there), *sorted(there - set(BACKENDS))]
-
-
-def _counts(runs: Sequence[RunRecord]) -> list[tuple[str, int]]:
-    """State -> number of runs, in a fixed order, without the empty ones."""
-    counts = [(state.value, sum(run.state is state for run in runs)) for state in State]
-    return [(state, number) for state, number in counts if number]
 
 
 def _timed_norm(names: Names, norm: str, given: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -211,6 +211,12 @@ class Records:
     runs: tuple[RunRecord, ...]
     benches: tuple[BenchRecord, ...]
     problems: tuple[Problem, ...]
+
+
+def count_states(runs: Sequence[RunRecord]) -> list[tuple[str, int]]:
+    """State -> number of runs, in a fixed order, without the empty ones."""
+    counts = [(state.value, sum(run.state is state for run in runs)) for state in State]
+    return [(state, number) for state, number in counts if number]
 
 
 _HARDWARE = (

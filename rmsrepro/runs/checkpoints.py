@@ -83,8 +83,28 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if not isinstance(content, dict) or STATE_KEY not in content:
         raise UserError(f"ckpt={path}: not a checkpoint of rmsrepro (it has no {STATE_KEY!r} entry)")
     checkpoint = Checkpoint(file, content)
+    _check_content(checkpoint, path)
     _note_norm(checkpoint)
     return checkpoint
+
+
+_NEEDED = ("run_id", "step", "config", "src_vocab", "tgt_vocab", "tokenizers", "bytes_per_token")
+
+
+def _check_content(checkpoint: Checkpoint, path: str | Path) -> None:
+    """Raise UserError for a file that `torch.load` reads and that is no whole checkpoint all the same."""
+    state = checkpoint.content[STATE_KEY]
+    lacking = [key for key in _NEEDED if not isinstance(state, dict) or key not in state]
+    if lacking:
+        raise UserError(f"ckpt={path}: damaged, or no checkpoint of a run (it lacks {', '.join(lacking)})")
+    try:
+        _ = str(checkpoint.config.norm["name"]), checkpoint.step
+    except UserError:
+        pass  # a model, task or set that this version does not know: said where it is used
+    except Exception as error:
+        raise UserError(
+            f"ckpt={path}: its config cannot be read ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def _note_norm(checkpoint: Checkpoint) -> None:

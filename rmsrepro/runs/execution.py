@@ -25,8 +25,9 @@ from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.identity import Identity
 from rmsrepro.runs.interruption import Interruption
 from rmsrepro.runs.progress import progress_view, speaker
+from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
-from rmsrepro.runs.result import RunResult, base_record, explain, flags
+from rmsrepro.runs.result import RunResult, base_record, flags
 from rmsrepro.runs.seeding import seed_dropout, stream_seed
 from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
 from rmsrepro.runs.trainer import make_trainer, quiet_lightning

@@ -83,7 +83,9 @@ def alive(owner: dict[str, Any], path: Path | None = None) -> bool:
             time at which `path` or the `running.json` beside it was last written or touched
             (`touch_lock`).
     """
-    if owner.get("host") != socket.gethostname():
+    if not isinstance(owner.get("host"), str):
+        return False  # damaged: it names no process
+    if owner["host"] != socket.gethostname():
         signs = [number(owner.get("updated"))]
         if path is not None:
             for file in (path, path.with_name("running.json")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,16 +18,33 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rmsrepro.runs.files import read_json
+from rmsrepro.runs.files import number, read_json
+from rmsrepro.runs.lost import stamp
+from rmsrepro.runs.reasons import DIVERGED
+
+_BEAT_S = 20.0
 
 
 class Monitor:
-    """Watches the run folders of a sweep from a thread; a bar on a terminal, a line a job elsewhere."""
+    """Watches the run folders of a sweep from a thread; a bar on a terminal, a line a job elsewhere.
 
-    def __init__(self, console: Console, jobs: Sequence[tuple[str, str]], folder: Path) -> None:
+    Args:
+        jobs: run id and overrides of each.
+        beat: called every few seconds, as a sign of life.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        jobs: Sequence[tuple[str, str]],
+        folder: Path,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._beat, self._next_beat = beat, 0.0
+        self._reasons: dict[str, str] = {}
         self._console, self._folder = console, folder
         self._jobs = dict(jobs)
-        self._before = {run_id: _stamp(folder / run_id) for run_id in self._jobs}
+        self._before = {run_id: stamp(folder / run_id) for run_id in self._jobs}
         self._total = len(self._jobs)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep-monitor", daemon=True)
@@ -58,11 +75,14 @@ class Monitor:
     def _watch(self) -> None:
         while not self._stop.wait(0.5):
             self._look()
+            if time.monotonic() >= self._next_beat:
+                self._next_beat = time.monotonic() + _BEAT_S
+                self._beat()
 
     def _look(self) -> None:
         for run_id in list(self._jobs):
             folder = self._folder / run_id
-            if _stamp(folder) == self._before[run_id]:
+            if stamp(folder) == self._before[run_id]:
                 continue
             result = read_json(folder / "result.json")
             if result is None:
@@ -72,27 +92,28 @@ class Monitor:
 
     def _show(self, run_id: str, overrides: str, result: dict[str, object]) -> None:
         done = self._total - len(self._jobs)
-        metrics = result.get("metrics")
-        clocks = result.get("clocks")
+        metrics, clocks, status = result.get("metrics"), result.get("clocks"), str(result.get("status"))
         loss = metrics.get("val_loss") if isinstance(metrics, dict) else None
-        seconds = clocks.get("total_s", 0.0) if isinstance(clocks, dict) else 0.0
+        seconds = number(clocks.get("total_s")) if isinstance(clocks, dict) else 0.0
         tail = f"  val_loss {loss:.4f}" if isinstance(loss, int | float) else ""
-        line = f"[{done}/{self._total}] {result['status']} {run_id}{tail}  {float(seconds):.1f} s"
-        if result["status"] == "failed":
-            line += f"\n  {result.get('error')}\n  overrides: {overrides}"
-        elif result["status"] == "diverged":
-            line += f"\n  {result.get('error')}"
+        line = f"[{done}/{self._total}] {status} {run_id}{tail}  {seconds:.1f} s"
+        if status in ("failed", "diverged"):
+            line += f"\n  {self._reason(run_id, status, str(result.get('error')))}\n  overrides: {overrides}"
         elif self._progress is None and done < self._total:
             left = (time.monotonic() - self._start) / done * (self._total - done)
             line += f"  (about {left:.0f} s left)"
-        target = self._progress.console if self._progress is not None else self._console
-        target.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.say(line)
         if self._progress is not None:
             self._progress.update(self._task, completed=done)
 
+    def _reason(self, run_id: str, status: str, error: str) -> str:
+        """Say why a run failed, and what to do; what many have in common is said with the first."""
+        first = self._reasons.setdefault(error, run_id)
+        if first != run_id:
+            return f"for the same reason as {first}"
+        return f"{error}; {DIVERGED}" if status == "diverged" else error
 
-def _stamp(folder: Path) -> int | None:
-    try:
-        return (folder / "result.json").stat().st_mtime_ns
-    except OSError:
-        return None
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        target = self._progress.console if self._progress is not None else self._console
+        target.print(line, highlight=False, markup=False, soft_wrap=True)

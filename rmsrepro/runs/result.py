@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from rmsrepro.config.errors import UserError, first_line
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import Placement, TrainConfig, TransformerConfig
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.environment import machine
 from rmsrepro.runs.files import read_json, to_json, write_atomic
+from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.records import SCHEMA_VERSION
 from rmsrepro.tasks import norm_spec
 
@@ -84,26 +84,21 @@ def base_record(config: TrainConfig, run_id: str, group: str) -> dict[str, Any]:
     }
 
 
-def record_failure(config: TrainConfig, run_id: str, error: Exception) -> RunResult:
-    """Record a job of a sweep that could not even be planned."""
+def record_failure(
+    config: TrainConfig, run_id: str, error: Exception, *, group: str = "", steps: int = 0
+) -> RunResult:
+    """Record a job of a sweep that could not even be planned, or whose process is gone.
+
+    Args:
+        group: see `Identity`; by default the run is the only one of its group.
+        steps: how many updates it had made.
+    """
     folder = runs_dir(config.out_dir) / run_id
     text = explain(error)
+    record = {**base_record(config, run_id, group or run_id), "error": text, "steps": steps}
     write_atomic(folder / "config.yaml", yaml_text(config))
-    write_atomic(folder / "result.json", to_json({**base_record(config, run_id, run_id), "error": text}))
+    write_atomic(folder / "result.json", to_json(record))
     return RunResult(run_id, folder, "failed", error=text)
-
-
-def explain(error: Exception) -> str:
-    """Say what went wrong and, where it is known, what to do."""
-    text = str(error).strip() or type(error).__name__
-    if isinstance(error, UserError):
-        return text
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in text.lower():
-        return (
-            f"out of memory: {first_line(error)}; lower data.batch_tokens (and raise trainer.accumulate), "
-            "or model.size"
-        )
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def flags(config: TrainConfig) -> list[str]:

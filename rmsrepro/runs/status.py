@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmsrepro.runs.files import alive, number, read_json
+from rmsrepro.runs.manifests import Manifest, read_manifests
 
 
 @dataclass
@@ -16,6 +17,29 @@ class Row:
     run_id: str
     progress: str = ""
     note: str = ""
+
+
+@dataclass
+class SweepRow:
+    """A sweep that is at work, or that left something undone."""
+
+    sweep_id: str
+    live: bool
+    counts: str
+    left: int
+    command: str
+
+    @property
+    def state(self) -> str:
+        return "live" if self.live else "abandoned"
+
+    @property
+    def advice(self) -> str:
+        """What to do about it: nothing while it is at work."""
+        if self.live:
+            return ""
+        on = f"goes on with: {self.command}" if self.command else "goes on with the command that began it"
+        return f"{on}; given up by: rmsrepro status forget={self.sweep_id}"
 
 
 @dataclass
@@ -30,6 +54,10 @@ class Status:
     interrupted: int = 0
     unreadable: int = 0
     left: int = 0
+    """Interrupted runs, and those that live sweeps have not begun."""
+    abandoned: int = 0
+    """Runs that were never begun, of sweeps whose process is gone."""
+    sweeps: list[SweepRow] = field(default_factory=list)
     seconds_left: float | None = None
 
     @property
@@ -38,6 +66,8 @@ class Status:
         rare = ("diverged", "interrupted", "unreadable")
         parts += [f"{count} {word}" for word in rare if (count := getattr(self, word))]
         parts.append(f"{self.left} left")
+        if self.abandoned:
+            parts.append(f"{self.abandoned} of abandoned sweeps")
         text = ", ".join(parts)
         return (
             f"{text}, about {self.seconds_left:.0f} s to go"
@@ -47,50 +77,89 @@ class Status:
 
 
 def read_status(out_dir: Path) -> Status:
-    """Read the state of every run folder, and of what the newest sweeps still want.
+    """Read the state of every run folder, and of what the sweeps still want.
 
     Nothing here raises for the content of a file.
     """
     now = Status()
-    seen: set[str] = set()
+    states: dict[str, str] = {}
     finished_s: list[float] = []
-    for folder in sorted((out_dir / "runs").iterdir()):
-        if not folder.is_dir():
-            continue
-        seen.add(folder.name)
-        running = read_json(folder / "running.json")
-        owner = read_json(folder / "lock.json")
-        result = read_json(folder / "result.json")
-        if owner is not None and alive(owner, folder / "lock.json"):
-            now.running += 1
-            now.rows.append(Row("running", folder.name, _progress(running)))
-            continue
-        if result is None:
-            now.interrupted += 1
-            now.rows.append(Row("interrupted", folder.name, _progress(running), "the same command goes on"))
-            continue
-        state = str(result.get("status"))
-        if state == "completed":
-            now.completed += 1
-            if seconds := total_seconds(result):
-                finished_s.append(seconds)
-        elif state in ("failed", "diverged", "interrupted"):
-            setattr(now, state, getattr(now, state) + 1)
-            note = "the same command goes on" if state == "interrupted" else _line(result.get("error"))
-            now.rows.append(Row(state, folder.name, _line(result.get("steps")), note))
-        else:
-            now.unreadable += 1
-            now.rows.append(Row("unreadable", folder.name, "", f"unknown status {state!r}"))
-    wanted = {run_id for manifest in _manifests(out_dir) for run_id in manifest}
-    waiting = sorted(wanted - seen)
-    now.left = len(waiting) + now.interrupted
+    runs = out_dir / "runs"
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else []:
+        if folder.is_dir():
+            states[folder.name] = _look(folder, now, finished_s)
+    manifests, damaged = read_manifests(out_dir)
+    pending = {one.sweep_id: [run_id for run_id in one.run_ids if run_id not in states] for one in manifests}
+    waiting = sorted({run_id for one in manifests if one.live for run_id in pending[one.sweep_id]})
+    given_up = {run_id for one in manifests for run_id in pending[one.sweep_id]}.difference(waiting)
+    now.left, now.abandoned = len(waiting) + now.interrupted, len(given_up)
     now.rows += [Row("waiting", run_id) for run_id in waiting[:20]]
     if len(waiting) > 20:
         now.rows.append(Row("waiting", f"and {len(waiting) - 20} more"))
+    for path in damaged:
+        note = f"a sweep's file, damaged; rmsrepro status forget={path.stem} removes it"
+        now.rows.append(Row("unreadable", f"{path.parent.name}/{path.name}", "", note))
+    now.sweeps = _sweeps(manifests, states)
     if finished_s:
         workers = max(1, now.running)
         now.seconds_left = sum(finished_s) / len(finished_s) * (now.left + now.running / 2) / workers
     return now
+
+
+def _look(folder: Path, now: Status, finished_s: list[float]) -> str:
+    """Count one run, with a row where it is worth one; return its state."""
+    running = read_json(folder / "running.json")
+    owner = read_json(folder / "lock.json")
+    result = read_json(folder / "result.json")
+    if owner is not None and alive(owner, folder / "lock.json"):
+        now.running += 1
+        now.rows.append(Row("running", folder.name, _progress(running)))
+        return "running"
+    if result is None:
+        now.interrupted += 1
+        note = "the same command goes on"
+        if (folder / "result.json").exists():
+            note = f"result.json is damaged; {note}"
+        now.rows.append(Row("interrupted", folder.name, _progress(running), note))
+        return "interrupted"
+    state = str(result.get("status"))
+    if state == "completed":
+        now.completed += 1
+        if seconds := total_seconds(result):
+            finished_s.append(seconds)
+        return state
+    if state in ("failed", "diverged", "interrupted"):
+        setattr(now, state, getattr(now, state) + 1)
+        note = "the same command goes on" if state == "interrupted" else _line(result.get("error"))
+        now.rows.append(Row(state, folder.name, _line(result.get("steps")), note))
+        return state
+    now.unreadable += 1
+    now.rows.append(Row("unreadable", folder.name, "", f"unknown status {state!r}"))
+    return "unreadable"
+
+
+def _sweeps(manifests: list[Manifest], states: dict[str, str]) -> list[SweepRow]:
+    """Return the sweeps that are at work, and those that left something which no sweep is at work on."""
+    taken = {run_id for one in manifests if one.live for run_id in one.run_ids}
+    rows = []
+    for one in manifests:
+        counts: dict[str, int] = {}
+        for run_id in one.run_ids:
+            state = states.get(run_id, "left")
+            state = "left" if state in ("interrupted", "unreadable") else state
+            counts[state] = counts.get(state, 0) + 1
+        undone = [
+            run_id
+            for run_id in one.run_ids
+            if states.get(run_id, "left") in ("left", "interrupted", "unreadable")
+        ]
+        if not one.live and (not undone or taken.issuperset(undone)):
+            continue
+        order = ("completed", "diverged", "failed", "running", "left")
+        text = ", ".join(f"{counts[state]} {state}" for state in order if state in counts)
+        study = f"study {one.study}: " if one.study else ""
+        rows.append(SweepRow(one.sweep_id, one.live, study + text, len(undone), one.command))
+    return rows
 
 
 def _progress(running: dict[str, Any] | None) -> str:
@@ -110,13 +179,3 @@ def total_seconds(result: dict[str, Any]) -> float:
 def _line(value: Any) -> str:
     """The first line of a record's value as a text; empty for none."""
     return "" if value is None else next(iter(str(value).splitlines()), "")
-
-
-def _manifests(out_dir: Path) -> list[list[str]]:
-    found = []
-    for file in (out_dir / "sweeps").glob("*.json"):
-        content = read_json(file)
-        jobs = content.get("jobs") if content is not None else None
-        if isinstance(jobs, list):
-            found.append([str(job["run_id"]) for job in jobs if isinstance(job, dict) and "run_id" in job])
-    return found

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -26,12 +24,15 @@ from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
 from rmsrepro.runs.checkpoints import load_checkpoint
-from rmsrepro.runs.files import read_json, to_json, write_atomic
+from rmsrepro.runs.files import read_json, to_json
 from rmsrepro.runs.identity import check_norm, failed_id, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
+from rmsrepro.runs.lost import End, Rounds, record_loss, was_struck
+from rmsrepro.runs.manifests import release_manifest, touch_manifest, write_manifest
 from rmsrepro.runs.monitor import Monitor
-from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
+from rmsrepro.runs.reasons import explain
+from rmsrepro.runs.result import finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
 from rmsrepro.runs.train import OtherModel, check_continuation, nothing_to_do, train
 from rmsrepro.runs.workers import (
@@ -76,6 +77,8 @@ class SweepOptions:
     n_jobs: int = 1
     on_error: str = "continue"
     num_threads: int | None = None
+    command: str = ""
+    """The command line, for `status`: what to repeat."""
 
 
 @dataclass
@@ -194,42 +197,51 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
             console.print(f"failed: {job.text}", highlight=False, markup=False, soft_wrap=True)
             if options.on_error == "stop":
                 return plan.jobs
-    todo = plan.todo
-    _write_manifest(plan, out_dir)
-    if not todo:
-        return plan.jobs
-    texts = [_job_overrides(job, options) for job in todo]
-    sweep_dir = runs_dir(out_dir)
-    sweep_dir.mkdir(parents=True, exist_ok=True)
-    launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
-    notes = {job.run_id: job.backend_note for job in todo if job.backend_note}
-    task = partial(run_job, backend_notes=notes)
+    folder = runs_dir(out_dir)
+    # One that brought its process down may do so again: the others come first.
+    todo = sorted(plan.todo, key=lambda job: was_struck(folder / job.run_id))
+    manifest = write_manifest(
+        out_dir,
+        [
+            (job.run_id, [item.text for item in job.overrides])
+            for job in plan.jobs
+            if job.nothing_left is None
+        ],
+        study=plan.jobs[0].config.study_name,
+        command=options.command,
+    )
+    try:
+        if todo:
+            folder.mkdir(parents=True, exist_ok=True)
+            notes = {job.run_id: job.backend_note for job in todo if job.backend_note}
+            task = partial(run_job, backend_notes=notes)
 
-    def run(part: list[list[str]]) -> list[Any]:
-        return launch(task, part, base=base, launcher=launcher, n_jobs=n_jobs)
+            def run(part: Sequence[Job], alone: bool) -> list[End]:
+                # With one worker joblib runs a job in this very process, which must outlive it.
+                n_jobs = min(max(2, options.n_jobs), max(2, len(part))) if alone or options.n_jobs > 1 else 1
+                texts = [_job_overrides(job, options) for job in part]
+                return launch(task, texts, base=base, launcher=options.launcher, n_jobs=n_jobs)
 
-    with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
-        if options.on_error == "stop":
-            # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
-            results: list[Any] = []
-            size = n_jobs if launcher == "joblib" else 1
-            for first in range(0, len(texts), size):
-                results += _interruptible(run, texts[first : first + size])
-                if any(result["status"] == "failed" for result in results):
-                    break
-        else:
-            results = _interruptible(run, texts)
-    for job, result in zip(todo, results, strict=False):
-        job.status, job.error, job.seconds = result["status"], result["error"], result["seconds"]
+            jobs = [(job.run_id, job.text) for job in todo]
+            with Monitor(console, jobs, folder, partial(touch_manifest, manifest)) as monitor:
+                size = 0
+                if options.on_error == "stop":
+                    # A launcher takes its whole list at once; stopping at a failure needs to look after each
+                    # round.
+                    size = options.n_jobs if options.launcher == "joblib" else 1
+                rounds = Rounds(run, folder, partial(record_loss, folder), monitor.say)
+                _interruptible(partial(rounds.run, todo, size))
+    finally:
+        release_manifest(manifest)
     return plan.jobs
 
 
-def _interruptible(run: Callable[[list[list[str]]], list[Any]], jobs: list[list[str]]) -> list[Any]:
-    """Run the jobs; a signal to this process ends its workers, which save their runs first."""
+def _interruptible(run: Callable[[], None]) -> None:
+    """Run jobs; a signal to this process ends its workers, which save their runs first."""
     become_sweep()
     # The workers are stopped before the exception: joblib kills them outright when it sees one.
     with handling_signals(before=stop_workers):
-        return run(jobs)
+        run()
 
 
 def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, Any]:
@@ -286,25 +298,3 @@ def _job_overrides(job: Job, options: SweepOptions) -> list[str]:
         fixed["trainer.num_threads"] = str(options.num_threads)
     kept = [item.text for item in job.overrides if item.key not in fixed]
     return [*kept, *(f"{key}={value}" for key, value in fixed.items())]
-
-
-def _write_manifest(plan: SweepPlan, out_dir: Path) -> None:
-    """Remember which runs the sweep wants, for `rmsrepro status`."""
-    jobs = [
-        {"run_id": job.run_id, "overrides": [item.text for item in job.overrides]}
-        for job in plan.jobs
-        if job.nothing_left is None
-    ]
-    digest = hashlib.sha256(to_json([job["run_id"] for job in jobs], indent=None).encode()).hexdigest()[:10]
-    write_atomic(
-        out_dir / "sweeps" / f"{digest}.json",
-        to_json({"started": time.time(), "study": plan.jobs[0].config.study_name, "jobs": jobs}),
-    )
-
-
-def summary(jobs: Sequence[Job]) -> Mapping[str, int]:
-    """Count the jobs by how they ended; skipped ones count as what they were."""
-    counts: dict[str, int] = {}
-    for job in jobs:
-        counts[job.status] = counts.get(job.status, 0) + 1
-    return counts

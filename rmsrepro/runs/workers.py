@@ -31,7 +31,23 @@ def told_to_stop() -> bool:
     It does not simply exit: as soon as one worker is gone, the pool kills the others, which may still be
     saving.
     """
-    return _stopping
+    return _stopping or _orphaned()
+
+
+_parent: int | None = None
+
+
+def _orphaned() -> bool:
+    """Whether the process that started this worker is gone: nobody waits for its answers any more.
+
+    A worker of a sweep that was killed outright would else train what its queue still holds.
+    """
+    global _parent
+    if not is_worker():
+        return False
+    if _parent is None:
+        _parent = os.getppid()
+    return os.getppid() != _parent
 
 
 def stop_after_this_job(signum: int | None = None, frame: FrameType | None = None) -> None:

@@ -10,8 +10,9 @@ from rmsrepro.verbs.kernels import build_kernels
 from rmsrepro.verbs.listing import norms
 from rmsrepro.verbs.reporting import report, reproduce
 from rmsrepro.verbs.timing import bench
-from rmsrepro.verbs.training import status, sweep, train
+from rmsrepro.verbs.training import sweep, train
 from rmsrepro.verbs.using import evaluate, sample, translate
+from rmsrepro.verbs.watching import status
 
 __all__ = [
     "bench",

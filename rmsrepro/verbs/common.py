@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -57,7 +58,11 @@ def take_options(kind: type[T], overrides: Sequence[Override]) -> tuple[T, list[
             rest.append(item)
             continue
         optional = type(None) in get_args(hints[item.key])
+        if as_typed(item.value) == "???":
+            raise UserError(f"{item.text}: a value is missing; ??? stands for one that is to be given")
         try:
+            if "${" in item.value and hints[item.key] not in (str, str | None):
+                raise OmegaConfBaseException("an option is no interpolation")
             node[item.key] = _value(item, text=hints[item.key] in (str, str | None), optional=optional)
         except OmegaConfBaseException as error:
             expected = next(
@@ -228,3 +233,8 @@ def composer(overrides: Sequence[Override], config_name: str = "train") -> Itera
 def label_study(overrides: Sequence[Override]) -> list[Override]:
     """Write `study=NAME` as the key that holds it: `study` itself is a group of files."""
     return [Override("study_name", item.value) if item.key == "study" else item for item in overrides]
+
+
+def command_line(verb: str, overrides: Sequence[Override]) -> str:
+    """Return a command as it can be pasted into a shell, in the directory where it was typed."""
+    return shlex.join(["rmsrepro", verb, *(item.typed or item.text for item in overrides)])

@@ -13,7 +13,7 @@ from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.study import StudyConfig
-from rmsrepro.verbs.common import console, label_study, only_options, say
+from rmsrepro.verbs.common import command_line, console, label_study, only_options, say
 from rmsrepro.verbs.studies import split_all
 from rmsrepro.verbs.timing import BenchFailed, PreparedBench, prepare_bench, run_prepared_bench
 
@@ -54,6 +54,7 @@ def report(overrides: list[Override]) -> int:
     print_scorecard(built.scorecard, console())
     _say_remaining(built)
     _say_claims(built)
+    say(f"runs: {built.runs}")
     say(f"page: {built.page.resolve()}")
     say(f"tables: {built.results.resolve()}")
     for name in ("claims.csv", "across.csv"):
@@ -78,7 +79,8 @@ def reproduce(overrides: list[Override]) -> int:
     timings = _timings(study, extra)  # composed before anything runs: a mistake in them shows now
     # How to time says nothing to the runs.
     shared = [item for item in extra if not item.key.startswith("bench.")]
-    code, run_ids = sweep_jobs(shared, SweepVerb(), study)
+    command = command_line("reproduce", overrides)
+    code, run_ids = sweep_jobs(shared, SweepVerb(), study, command=command)
     out_dir = _out_dir(extra)
     failed = _time_all(timings)
     built = build_report(out_dir, study=study, run_ids=run_ids)
@@ -86,6 +88,7 @@ def reproduce(overrides: list[Override]) -> int:
     print_scorecard(built.scorecard, console())
     _say_remaining(built)
     _say_claims(built)
+    say(f"runs: {built.runs}")
     say(f"page: {built.page.resolve()}")
     return 1 if code or failed else 0
 

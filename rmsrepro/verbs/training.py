@@ -1,16 +1,11 @@
-"""The verbs that train: train, sweep, status."""
+"""The verbs that train: train and sweep."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import (
@@ -22,17 +17,18 @@ from rmsrepro.config.overrides import (
     truth,
     unquote,
 )
-from rmsrepro.config.paths import expanded, search_path
+from rmsrepro.config.paths import search_path
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import (
     OVERLAYS,
+    command_line,
     composer,
     console,
     label_study,
-    only_options,
     say,
     take_options,
 )
+from rmsrepro.verbs.failures import tell_end
 
 
 def train(overrides: list[Override]) -> int:
@@ -115,6 +111,7 @@ def sweep(overrides: list[Override]) -> int:
     """Many runs."""
     from rmsrepro.runs.launch import check_launcher
 
+    command = command_line("sweep", overrides)
     options, overrides = take_options(SweepVerb, overrides)
     if options.launcher is not None:
         check_launcher(options.launcher)
@@ -125,21 +122,26 @@ def sweep(overrides: list[Override]) -> int:
         raise UserError(f"on_error={options.on_error}: expected continue or stop{hint}")
     name, rest = take(overrides, "study")
     if name is None:
-        return sweep_jobs(rest, options)[0]
+        return sweep_jobs(rest, options, command=command)[0]
     from rmsrepro.verbs.studies import load_study, restricted
 
     study, rest = restricted(load_study(unquote(name)), rest)
-    return sweep_jobs(rest, options, study)[0]
+    return sweep_jobs(rest, options, study, command=command)[0]
 
 
 def sweep_jobs(
-    overrides: Sequence[Override], options: SweepVerb, study: StudyConfig | None = None
+    overrides: Sequence[Override],
+    options: SweepVerb,
+    study: StudyConfig | None = None,
+    *,
+    command: str = "",
 ) -> tuple[int, list[str]]:
     """Plan and run a sweep (also the first part of `reproduce`); return its exit code and run ids.
 
     Args:
         overrides: those of every job; without a study, all that is swept over.
         study: restricted to what the command line leaves of it (`restricted`).
+        command: what was typed, for `status` to repeat.
     """
     from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 
@@ -147,6 +149,7 @@ def sweep_jobs(
         launcher=options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
         n_jobs=options.n_jobs or (2 if options.launcher == "joblib" else 1),
         on_error=options.on_error,
+        command=command,
     )
     if study is None:
         jobs = expand(_last_wins(overrides))
@@ -175,7 +178,7 @@ def sweep_jobs(
             return 0, [job.run_id for job in plan.jobs]
         start = time.perf_counter()
         done = run_sweep(plan, settings, base=search_path(), console=screen)
-    return _closing(done, time.perf_counter() - start), [job.run_id for job in done]
+    return tell_end(done, time.perf_counter() - start), [job.run_id for job in done]
 
 
 def _last_wins(job: Sequence[Override]) -> list[Override]:
@@ -226,90 +229,3 @@ def _list_jobs(jobs: Sequence[object]) -> None:
         )
     elif unknown:
         say("estimated time: unknown until a run of the same kind has finished on this machine")
-
-
-def _closing(jobs: Sequence[object], seconds: float) -> int:
-    """Say how the sweep ended, with every failure; return the exit code."""
-    from rmsrepro.runs.sweep import Job, summary
-
-    typed = [job for job in jobs if isinstance(job, Job)]
-    counts = summary(typed)
-    skipped = sum(job.skipped for job in typed)
-    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    say(f"{text} ({skipped} of them before) in {seconds:.0f} s")
-    failures = [job for job in typed if job.status in ("failed", "diverged", "planned")]
-    for job in failures:
-        say(f"{job.status if job.status != 'planned' else 'not run'}: {job.text}")
-        if job.error:
-            say(f"  {job.error}")
-    return 1 if any(job.status in ("failed", "planned") for job in typed) else 0
-
-
-@dataclass
-class StatusVerb:
-    watch: bool = False
-    out_dir: str = "outputs"
-    every_s: float = 2.0
-
-
-def status(overrides: list[Override]) -> int:
-    """Show how far the runs of an output folder are."""
-    from rich.live import Live
-
-    from rmsrepro.runs.status import read_status
-
-    options = only_options(StatusVerb, overrides, "status")
-    folder = expanded(options.out_dir)
-    if not (folder / "runs").is_dir():
-        say(f"no runs in {folder} yet; start with: rmsrepro sweep study=smoke")
-        return 0
-    if not options.every_s > 0:
-        raise UserError(f"every_s={options.every_s}: expected seconds above zero")
-    screen = console()
-    if not options.watch:
-        now = read_status(folder)
-        if screen.is_terminal:
-            screen.print(_status_table(now))
-        else:
-            say(_status_text(now))
-        return 0
-    with Live(console=screen, refresh_per_second=4) if screen.is_terminal else nullcontext() as live:
-        told = ""
-        while True:
-            now = read_status(folder)
-            if live is not None:
-                live.update(_status_table(now))
-            elif now.headline != told:
-                told = now.headline
-                say(told)
-            if not now.running and not now.left:
-                return 0
-            time.sleep(options.every_s)
-
-
-def _status_text(now: object) -> str:
-    """Lines for a pipe or a file: a run a line, its id whole."""
-    from rmsrepro.runs.status import Status
-
-    assert isinstance(now, Status)
-    width = max((len(row.run_id) for row in now.rows), default=0)
-    rows = [
-        f"{row.state:<12} {row.run_id:<{width}} {row.progress:>9}  {row.note}".rstrip() for row in now.rows
-    ]
-    return "\n".join([now.headline, *rows])
-
-
-def _status_table(now: object) -> RenderableType:
-    from rmsrepro.runs.status import Status
-
-    assert isinstance(now, Status)
-    headline = Text(now.headline, style="bold")
-    if not now.rows:
-        return headline
-    table = Table(box=None, pad_edge=False)
-    for heading, justify in (("state", "left"), ("run", "left"), ("step", "right"), ("note", "left")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in now.rows:
-        # As Text: a [ in an error is no markup.
-        table.add_row(*map(Text, (row.state, row.run_id, row.progress, row.note)))
-    return Group(headline, table)

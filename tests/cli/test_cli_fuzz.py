@@ -1,79 +1,57 @@
-"""Any key and any value: the config is shown, or one message tells why not. Never a traceback."""
+"""Any verb, any key, any value: it is done, or one message tells why not. Never a traceback.
+
+`RMSREPRO_FUZZ=5000` in the environment makes that many examples of each test, at random.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rmsrepro.cli import main
-
-KEYS = [
-    "norm", "norm.eps", "norm.p", "norm.gain", "norm.variant", "norm.name", "model", "model.size",
-    "model.d_model", "model.num_heads", "model.dropout", "model.name", "task", "task.beam_size",
-    "data", "data.max_len", "data.path", "data.train", "data.batch_tokens", "optim", "optim.lr",
-    "optim.betas", "optim.schedule", "trainer", "trainer.max_steps", "trainer.val_every", "tracker",
-    "tracker.mode", "tracker.project", "placement", "sites", "backend", "precision", "seed",
-    "out_dir", "plugins", "study", "study_name", "experiment", "debug", "ckpt", "rerun", "show",
-    "hydra.run.dir", "hydra/launcher", "norm@model", "x", "norm.x.y",
-]  # fmt: skip
-VALUES = [
-    "", "null", "none", "true", "0", "-1", "1", "16", "1e3", "1e-6", ".5", "6.25", "inf", "nan",
-    "99999999999999999999", "rmsnorm", "layernorm", "prmsnorm", "gru", "transformer", "lm",
-    "translation", "cldr", "pydoc", "fast", "post", "pre", "torch", "composite", "tiny",
-    "[gates_x]", "[]", "[1,2]", "{a:1}", "a,b", "a b", "'a b'", '"a"', "'", "(", "[", "${seed}",
-    "${x}", "${oc.env:HOME}", "${", "\\${x}", "???", "pkg.mod:Class", "os:path", "a=b", "~", "é",
-    "日本", "range(1,3)", "choice(a,b)", "../x", "/", "*", "\n", "\t", "\\", "\'", "🙂", "x" * 300,
-]  # fmt: skip
-
-keys = st.one_of(st.sampled_from(KEYS), st.text(max_size=12))
-values = st.one_of(
-    st.sampled_from(VALUES),
-    st.text(max_size=20),
-    st.integers().map(str),
-    st.floats().map(str),
-    st.lists(st.sampled_from(VALUES), max_size=3).map(lambda items: f"[{','.join(items)}]"),
+from tests.cli.fuzzing import (
+    EXAMPLES,
+    Check,
+    Place,
+    commands,
+    limited_memory,
+    overrides,
+    stand_ins,
+    verbs,
 )
-overrides = st.builds(
-    lambda key, equals, value: f"{key}{equals}{value}",
-    keys,
-    st.sampled_from(["=", "=", "=", "=", "=", " = ", ""]),
-    values,
-)
-
-
-def outcome(*arguments: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    return code, out.getvalue(), err.getvalue()
-
-
-def check(*arguments: str) -> None:
-    if any(item in ("-h", "--help") for item in arguments):
-        return
-    code, out, err = outcome(*arguments)
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "Traceback" not in out + err
-    if code == 0:
-        assert out.startswith("# ")
-        assert errors == []
-    else:
-        assert code == 2
-        assert len(errors) == 1
-        assert errors[0] != "error: "
-        assert out == ""
-    assert list(Path().iterdir()) == []
-
+from tests.cli.running import Trained
 
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=QUIET, derandomize=True)
+def wild(ordinary: int) -> settings:
+    """Few examples, always the same; or as many as the environment asks for."""
+    return settings(
+        max_examples=EXAMPLES or ordinary,
+        derandomize=not EXAMPLES,
+        deadline=None,
+        suppress_health_check=QUIET,
+        database=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def check(
+    tmp_path_factory: pytest.TempPathFactory, language_model: Trained, translator: Trained
+) -> Iterator[Check]:
+    place = Place(tmp_path_factory.mktemp("wild"))
+    place.trained("LM", language_model.path)
+    place.trained("MT", translator.path)
+    with pytest.MonkeyPatch.context() as patch, limited_memory():
+        patch.setenv("HOME", str(place.top / "home"))
+        patch.setenv("COLUMNS", "80")
+        stand_ins(patch, place)
+        yield place.check
+
+
+@wild(60)
 @given(overrides)
 @example("norm=prmsnorm")
 @example("optim.lr=${x}")
@@ -85,28 +63,26 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @example("plugins=['']")
 @example("seed=\n")
 @example("sites=[[]]")
-def test_one_override(text: str) -> None:
-    check("train", text, "show=true")
+def test_one_override(check: Check, text: str) -> None:
+    if "--help" not in text:
+        check("train", [text, "show=true"])
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=QUIET)
-@given(st.lists(overrides, max_size=4))
-def test_several_overrides(texts: list[str]) -> None:
-    check("train", *texts, "show=true")
+@wild(80)
+@given(commands())
+@example(("status", ["every_s=${..lr}"]))
+@example(("build-kernels", ["rerun=${oc.decode:x}"]))
+@example(("build-kernels", ["rerun=???"]))
+@example(("sample", ["ckpt=~nobody"]))
+@example(("train", ["out_dir=a\0b"]))
+@example(("report", ["out_dir=\udcff"]))
+@example(("train", [f"data.path={'x' * 300}", "data=wikitext"]))
+@example(("reproduce", [f"study={'x' * 300}"]))
+def test_a_right_command_with_something_wild(check: Check, command: tuple[str, list[str]]) -> None:
+    check(*command)
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=QUIET)
-@given(
-    st.sampled_from(
-        ["sweep", "eval", "translate", "sample", "report", "status", "norms", "reproduce", "bench"]
-    ),
-    st.lists(overrides, min_size=1, max_size=3),
-)
-def test_the_other_verbs(verb: str, texts: list[str]) -> None:
-    # One option that is always wrong, so that nothing ever starts.
-    code, out, err = outcome(verb, *texts, "dry_run=true" if verb == "sweep" else "no_such_key=1")
-    assert "Traceback" not in out + err
-    assert code in ((0, 2) if verb == "sweep" else (2,))
-    assert list(Path().iterdir()) == []
+@wild(60)
+@given(verbs, st.lists(overrides, max_size=3))
+def test_any_verb(check: Check, verb: str, texts: list[str]) -> None:
+    check(verb, texts)

@@ -314,7 +314,7 @@ def test_status_counts_every_state(cli: Run) -> None:
     (runs / "a file").write_text("")
     Path("outputs/sweeps").mkdir()
     Path("outputs/sweeps/x.json").write_text(
-        json.dumps({"jobs": [{"run_id": "a-done"}, {"run_id": "i-waiting"}]})
+        json.dumps({"owner": owner, "jobs": [{"run_id": "a-done"}, {"run_id": "i-waiting"}]})
     )
     Path("outputs/sweeps/y.json").write_text("damaged")
     ran = cli("status")
@@ -348,12 +348,12 @@ def test_watching_ends_when_nothing_is_left(cli: Run) -> None:
 def test_watching_follows(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("outputs/runs/a")
     folder.mkdir(parents=True)
-    from rmsrepro.verbs import training
+    from rmsrepro.verbs import watching
 
     def finish(seconds: float) -> None:
         (folder / "result.json").write_text(json.dumps({"status": "completed", "clocks": {"total_s": 1.0}}))
 
-    monkeypatch.setattr(training.time, "sleep", finish)
+    monkeypatch.setattr(watching.time, "sleep", finish)
     ran = cli("status", "watch=true")
     assert ran.code == 0
     assert ran.out.splitlines() == [

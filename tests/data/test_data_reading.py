@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -121,10 +122,27 @@ def test_digest_tells_one_file_from_its_halves(tmp_path: Path) -> None:
     assert text_digest([tmp_path / "ab"]) != text_digest([tmp_path / "a", tmp_path / "b"])
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]))))
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]))))
 def test_any_lines_come_back(lines: list[str]) -> None:
     written = "".join(line + "\n" for line in lines)
     expected = written.removeprefix("\ufeff")  # a leading one is a byte-order mark
     assert decode_text(written.encode(), SOME) == expected
     assert decode_text(codecs.BOM_UTF8 + written.encode(), SOME) == written
     assert decode_text(written.replace("\n", "\r\n").encode(), SOME) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"one\ntw\0o\n", "line 2 holds a NUL character"),
+        ("one\ntwo\n".encode("utf-16-le"), "iconv -f UTF-16LE"),
+        (gzip.compress(gzip.compress(b"one\n")), "It is compressed twice"),
+        ("one gr\u00f6\u00df".encode()[:-1], "It ends in the middle of a character, so it was cut off"),
+    ],
+)
+def test_what_no_text_holds_is_told(tmp_path: Path, raw: bytes, told: str) -> None:
+    path = tmp_path / "some.txt"
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
+        read_text(path)
+    assert str(path) in str(caught.value)

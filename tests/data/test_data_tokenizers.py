@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -136,9 +137,21 @@ def test_bpe_is_kept_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_damaged_cache_is_made_again(tmp_path: Path) -> None:
     first = train_tokenizer(Tokenizer.bpe, [TEXT], vocab_size=280, cache_dir=tmp_path)
     (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text()[:100])
-    again = train_tokenizer(Tokenizer.bpe, [TEXT], vocab_size=280, cache_dir=tmp_path)
-    assert again.to_json() == first.to_json() == path.read_text()
+    whole = path.read_text()
+    flipped = whole.replace('"h"', '"j"', 1)
+    digest = hashlib.sha256(b'{"kind": "bpe", "model": {}}').hexdigest()
+    # Cut off; JSON with another letter; no tokenizer; as it was kept before it had a digest.
+    for damaged in (
+        whole[:100],
+        flipped,
+        f'{digest}\n{{"kind": "bpe", "model": {{}}}}',
+        whole.partition("\n")[2],
+    ):
+        assert damaged != whole
+        path.write_text(damaged)
+        again = train_tokenizer(Tokenizer.bpe, [TEXT], vocab_size=280, cache_dir=tmp_path)
+        assert again.to_json() == first.to_json()
+        assert path.read_text() == whole
 
 
 def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rmsrepro.runs.status import Row, Status, read_status
 from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 from rmsrepro.verbs import bench_text, listing
 from rmsrepro.verbs.common import composer
-from rmsrepro.verbs.training import _status_table
+from rmsrepro.verbs.watching import _status_table
 
 Make = Callable[..., TrainConfig]
 OWNER_FIELDS = ("pid", "host", "start", "updated", "step", "max_steps")
@@ -51,7 +51,9 @@ def test_every_state_is_counted_and_shown(tmp_path: Path) -> None:
     (folder / "lock.json").write_text(json.dumps(owner_record()))
     (folder / "running.json").write_text(json.dumps({"step": 6, "max_steps": 9, "updated": time.time()}))
     (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "s.json").write_text(json.dumps({"jobs": [{"run_id": "a"}, {"run_id": "z"}]}))
+    (tmp_path / "sweeps" / "s.json").write_text(
+        json.dumps({"owner": owner_record(), "jobs": [{"run_id": "a"}, {"run_id": "z"}]})
+    )
     now = read_status(tmp_path)
     assert now.rows == [
         Row("failed", "b", "3", "bad"),
@@ -77,8 +79,11 @@ def test_damaged_fields_cost_nothing_but_themselves(tmp_path: Path) -> None:
     (folder / "lock.json").write_text(json.dumps(owner_record()))
     (folder / "running.json").write_text(json.dumps({"step": None, "max_steps": None, "updated": None}))
     (tmp_path / "sweeps").mkdir()
-    for name, content in enumerate([{"jobs": None}, {"jobs": [None, {}, {"run_id": "w"}]}, []]):
+    for name, content in enumerate(
+        [{"jobs": None}, {"owner": owner_record(), "jobs": [None, {}, {"run_id": "w"}]}, []]
+    ):
         (tmp_path / "sweeps" / f"{name}.json").write_text(json.dumps(content))
+    damaged_sweep = "a sweep's file, damaged; rmsrepro status forget={} removes it"
     now = read_status(tmp_path)
     assert (now.completed, now.running, now.failed, now.unreadable) == (7, 1, 1, 1)
     assert (now.interrupted, now.left) == (1, 2)
@@ -86,9 +91,11 @@ def test_damaged_fields_cost_nothing_but_themselves(tmp_path: Path) -> None:
     assert now.rows == [
         Row("failed", "c", "", "['\\n']"),
         Row("unreadable", "d", "", "unknown status 'None'"),
-        Row("interrupted", "e", "", "the same command goes on"),
+        Row("interrupted", "e", "", "result.json is damaged; the same command goes on"),
         Row("running", "f", "/?"),
         Row("waiting", "w"),
+        Row("unreadable", "sweeps/0.json", "", damaged_sweep.format("0")),
+        Row("unreadable", "sweeps/2.json", "", damaged_sweep.format("2")),
     ]
     assert "1 unreadable" in now.headline
 

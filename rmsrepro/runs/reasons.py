@@ -1,0 +1,89 @@
+"""Why a run failed, and what to do next, in one line."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+
+import torch
+
+from rmsrepro.config.errors import UserError, first_line
+
+SMALLER = "data.batch_tokens (and raise trainer.accumulate) or model.size"
+_MEMORY = re.compile(
+    r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_EXTRAS = {"triton": "gpu", "submitit": "slurm", "hydra_plugins": "slurm"}
+"""Optional packages that an extra of this package brings."""
+DIVERGED = "lower optim.lr, raise optim.warmup_steps, or set optim.clip_norm"
+"""What to do about a run that diverged."""
+
+
+class WorkerLost(RuntimeError):
+    """The process that a job ran in ended without an answer.
+
+    Args:
+        ends: how worker processes ended, as names of signals or exit codes; empty where unknown.
+    """
+
+    def __init__(self, ends: str = "") -> None:
+        if not ends or "SIGKILL" in ends or "-9" in ends:
+            told = f"was killed ({ends})" if ends else "ended without an answer"
+            super().__init__(
+                f"its worker process {told}, most likely for want of memory; lower n_jobs, or {SMALLER}"
+            )
+        elif "SIGTERM" in ends or "SIGINT" in ends:
+            super().__init__(f"its worker process was stopped from outside ({ends}); repeat the same command")
+        else:
+            super().__init__(
+                f"its worker process crashed ({ends}); try backend=composite, and run the job alone with "
+                "rmsrepro train to see where"
+            )
+
+
+def explain(error: BaseException) -> str:
+    """Say what went wrong and, where it is known, what to do."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, UserError | WorkerLost):
+        return text
+    for one in _chain(error):
+        if reason := _known(one):
+            return reason
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it: a full disk may come out as a failure to write an archive."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        yield current
+        seen.append(current)
+        current = current.__cause__ or current.__context__
+
+
+def _known(error: BaseException) -> str | None:
+    number = error.errno if isinstance(error, OSError) else None
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or number == errno.ENOMEM
+    if memory or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
+        return f"out of memory: {first_line(error)}; lower {SMALLER}"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full: {first_line(error)}; make room in out_dir, or set another one, and repeat "
+            "the same command"
+        )
+    if isinstance(error, PermissionError):
+        return f"not permitted: {first_line(error)}; change the permissions, or set another out_dir"
+    if isinstance(error, ImportError):
+        return _missing_package(error)
+    return None
+
+
+def _missing_package(error: ImportError) -> str:
+    name = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or not name or name == "rmsrepro":
+        return f"an import failed: {first_line(error)}; reinstall the package that it names, or leave it out"
+    command = f"pip install 'rmsrepro[{_EXTRAS[name]}]'" if name in _EXTRAS else f"pip install {name}"
+    return f"a package is missing: {first_line(error)}; {command}, if that is its name there"

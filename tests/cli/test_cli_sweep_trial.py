@@ -1,0 +1,196 @@
+"""The trial of `scripts/sweep_test.py`, small: planted failures, interruptions, the same command again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.cli.running import LM, Ran, Trained, records
+from tests.conftest import ROOT
+
+Run = Callable[..., Ran]
+FAULTS = ("memory", "package", "error")
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sweep_test", ROOT / "scripts" / "sweep_test.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def planted(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    Path("planted.py").write_text(script.PLUGIN)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    yield
+    sys.modules.pop("planted", None)
+
+
+SWEEP = [
+    "sweep", *LM, "model=gru", "trainer.max_steps=2", "backend=composite", "norm.eps=1e-5,1e-6",
+    "norm=rmsnorm,l2norm,planted:Faulty", f"norm.fault={','.join(FAULTS)}",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_sweep_with_failures_and_interruptions_ends_whole(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmsrepro.runs import sweep
+
+    train, ended = sweep.train, Counter[str]()
+    stops = iter((2, 4))
+    stop = next(stops)
+
+    def counted(config: Any, **rest: Any) -> Any:
+        if len(ended) == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        result = train(config, **rest)
+        ended[result.run_id] += 0 if result.skipped else 1
+        return result
+
+    monkeypatch.setattr(sweep, "train", counted)
+    assert cli(*SWEEP).code == 143
+    assert len(ended) == 2
+    stop = next(stops)
+    assert cli(*SWEEP).code == 143
+    stop = -1
+    waiting = cli("status")
+    assert "of abandoned sweeps" in waiting.out
+    assert "goes on with: rmsrepro sweep debug=fast" in waiting.out
+    ran = cli(*SWEEP)
+    assert ran.code == 1
+    assert "4 completed, 3 failed (" in ran.out
+    found = records()
+    assert Counter(record["status"] for record in found.values()) == {"completed": 4, "failed": 3}
+    done = {run_id for run_id, record in found.items() if record["status"] == "completed"}
+    assert {run_id: ended[run_id] for run_id in done} == dict.fromkeys(done, 1)
+    closing = ran.out.partition("4 completed, 3 failed (")[2]
+    for fault in FAULTS:
+        assert f"norm.fault={fault}\n" in closing
+    for reason in ("out of memory: ", "a package is missing: ", "RuntimeError: planted: error"):
+        assert closing.count(reason) == 1
+    assert closing.count("  traceback: outputs/runs/") == 3
+    assert cli(*SWEEP).code == 1
+    assert {run_id: ended[run_id] for run_id in done} == dict.fromkeys(done, 1)
+    assert "abandoned" not in cli("status").out
+    assert "runs: 4 completed, 3 failed\n" in cli("report").out
+
+
+@pytest.mark.usefixtures("planted")
+def test_what_all_jobs_fail_by_is_said_once(cli: Run) -> None:
+    words = ["sweep", *LM, "model=gru", "backend=composite", "norm=planted:Faulty", "seed=1,2,3"]
+    ran = cli(*words)
+    assert ran.code == 1
+    first, _, closing = ran.out.partition("3 failed (")
+    assert first.count("RuntimeError: planted: error") == 1
+    assert first.count("for the same reason as lm-pydoc-gru-planted_Faulty-s1-") == 2
+    assert closing.count("RuntimeError: planted: error") == 1
+    assert closing.count("\nfailed: ") == 3
+    assert "(all 3 of them)" in closing
+
+
+@pytest.mark.slow
+def test_the_script_small(script: ModuleType) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "sweep_test.py", "--eps", "1", "--kills", "KILL"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("5 completed, 5 failed, none twice (1 kills)\n")
+    assert "report: runs: 5 completed, 5 failed" in done.stdout
+    assert "its worker process was killed (SIGKILL)" in done.stdout
+
+
+# ---------------------------------------------------------------------------------- damaged records
+
+DAMAGED = (
+    "result.json",
+    "metrics.jsonl",
+    "env.json",
+    "data.json",
+    "config.yaml",
+    "lock.json",
+    "running.json",
+)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\x00", b"[]", b"null", b'{"status": 1}', b"\x00" * 50])
+def test_damaged_records_cost_nothing_but_themselves(cli: Run, language_model: Trained, raw: bytes) -> None:
+    runs = Path("outputs/runs")
+    shutil.copytree(language_model.path, runs / language_model.path.name)
+    for name in DAMAGED:
+        folder = runs / f"damaged-{name.partition('.')[0]}"
+        shutil.copytree(language_model.path, folder)
+        (folder / name).write_bytes(raw)
+    Path("outputs/sweeps").mkdir()
+    Path("outputs/sweeps/0.json").write_bytes(raw)
+    status = cli("status")
+    assert status.code == 0
+    assert status.out.startswith(f"{len(DAMAGED)} completed, 0 running")
+    report = cli("report")
+    assert report.code == 0
+    assert f"runs: {len(DAMAGED)} completed" in report.out
+    for name in DAMAGED[1:]:
+        assert cli("sample", f"ckpt={runs}/damaged-{name.partition('.')[0]}", "num_tokens=2").code == 0
+    assert cli("status", "forget=0").code == 0
+    assert not Path("outputs/sweeps/0.json").exists()
+
+
+def test_a_damaged_checkpoint_is_named(cli: Run, language_model: Trained) -> None:
+    import torch
+
+    raw = language_model.checkpoint.read_bytes()
+    content = torch.load(language_model.checkpoint, weights_only=True)
+    file = Path("last.ckpt")
+    for damaged in (
+        raw[: len(raw) // 2],
+        raw[:1000] + bytes(1000) + raw[2000:],
+        b"",
+        b"PK\x03\x04" + raw[400:],
+    ):
+        file.write_bytes(damaged)
+        assert cli("eval", "ckpt=last.ckpt").error.startswith("ckpt=last.ckpt: ")
+    for state in (None, 1, {}, {**content["rmsrepro"], "config": {}}, {**content["rmsrepro"], "step": "x"}):
+        torch.save({**content, "rmsrepro": state}, file)
+        assert "ckpt=last.ckpt: " in cli("sample", "ckpt=last.ckpt").error
+
+
+def test_giving_up_a_sweep(cli: Run) -> None:
+    Path("outputs/sweeps").mkdir(parents=True)
+    Path("outputs/runs").mkdir()
+    for name in ("aaaa", "bbbb"):
+        Path(f"outputs/sweeps/{name}.json").write_text(json.dumps({"jobs": [{"run_id": name}]}))
+    assert "there is no such sweep; did you mean aaaa?" in cli("status", "forget=aaab").error
+    assert cli("status", "forget=aaaa").out == "forgot the sweep aaaa; what its runs recorded stays\n"
+    assert cli("status", "forget=abandoned").out == "forgot the sweep bbbb; what its runs recorded stays\n"
+    assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
+
+
+def test_a_run_belongs_to_every_study_whose_sweep_wanted_it(cli: Run, language_model: Trained) -> None:
+    run_id = language_model.path.name
+    shutil.copytree(language_model.path, Path("outputs/runs") / run_id)
+    assert "runs: none\n" in cli("report", "study=smoke").out
+    Path("outputs/sweeps").mkdir()
+    for study in ("smoke", "other"):
+        Path(f"outputs/sweeps/{study}.json").write_text(
+            json.dumps({"study": study, "jobs": [{"run_id": run_id}]})
+        )
+    assert "runs: 1 completed\n" in cli("report", "study=smoke").out
+    assert "runs: none\n" in cli("report", "study=quick").out
