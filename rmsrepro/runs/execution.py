@@ -15,7 +15,7 @@ from rich.console import Console
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import Strategy, TrainConfig
 from rmsrepro.data import build_data
 from rmsrepro.runs.callbacks import RunCallback
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
@@ -24,6 +24,7 @@ from rmsrepro.runs.environment import environment
 from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.identity import Identity
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.processes import END_S, Followers, followers, threads_each
 from rmsrepro.runs.progress import progress_view, speaker
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
 from rmsrepro.runs.result import RunResult, base_record, explain, flags
@@ -68,8 +69,18 @@ class Run:
         """Prepare, train, score and record; raise whatever goes wrong."""
         config = self.config
         (self.folder / "error.txt").unlink(missing_ok=True)
-        if config.trainer.num_threads is not None:
-            torch.set_num_threads(config.trainer.num_threads)
+        if (threads := threads_each(config.trainer)) is not None:
+            torch.set_num_threads(threads)
+        with followers(config.trainer) as others:
+            module, data, device = self._train(others)
+        if self._callback is not None and self._callback.diverged:
+            return self._close("diverged", self._callback.diverged)
+        self._score(module, data, device)
+        return self._close("completed", None)
+
+    def _train(self, others: Followers) -> tuple[Task, Any, torch.device]:
+        """Train to the last step and validate there; return the model, its data and its device."""
+        config, ranks = self.config, others.ranks
         start = self._starting_point()
         data = build_data(
             config.data,
@@ -80,6 +91,7 @@ class Run:
         )
         data.setup("fit")
         module = build_task(config, data)
+        module.processes = ranks.size
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
         self._write_description(data)
         step = start.step if start else 0
@@ -111,30 +123,55 @@ class Run:
                 interruption=self.interruption,
                 payload=self._payload(data),
                 running=lambda step: {"step": step, "max_steps": config.trainer.max_steps},
+                ranks=ranks,
             )
             if own:
                 self._callback.load(own.state)
             seed_dropout(config.seed)
             self.training_began = True
             self._callback.beat(step)
+            others.go(self._order(start, own is not None))
             with quiet_lightning():
-                trainer = make_trainer(config, self._callback)
+                trainer = make_trainer(config, self._callback, ranks=ranks)
                 # Loaders instead of the data module: with one, Lightning looks for hooks of its three times a
                 # step, and this one has none.
                 trainer.fit(
                     module,
-                    train_dataloaders=data.train_dataloader(),
-                    val_dataloaders=data.val_dataloader(),
+                    train_dataloaders=ranks.part_of(data.train_dataloader()),
+                    val_dataloaders=ranks.part_of(data.val_dataloader()),
                     ckpt_path=str(start.path) if start else None,
                     weights_only=True,
                 )
                 self._step = trainer.global_step
                 self.interruption.check()
+                device = trainer.strategy.root_device
+                if config.trainer.strategy is not Strategy.single:
+                    # The others are done: this process scores the whole model by itself.
+                    others.end(patience_s=END_S)
+                    if not self._callback.diverged:
+                        module = self._whole(module, data)
+                    module.processes = 1
                 self._finish_validation(trainer, module, data)
-        if self._callback.diverged:
-            return self._close("diverged", self._callback.diverged)
-        self._score(module, data, trainer.strategy.root_device)
-        return self._close("completed", None)
+        return module, data, device
+
+    def _order(self, start: Checkpoint | None, own: bool) -> dict[str, Any]:
+        """What another process has to know to build the same run (see `rmsrepro.runs.follower`)."""
+        return {
+            "config": plain(self.config),
+            "run_id": self.identity.run_id,
+            "folder": str(self.folder),
+            "cache_dir": str(tokenizer_cache(self.config)),
+            "ckpt": str(start.path) if start else None,
+            "own": own,
+        }
+
+    def _whole(self, module: Task, data: Any) -> Task:
+        """Return the whole model where each process had a part of it: from the checkpoint just written."""
+        if self.config.trainer.strategy is not Strategy.fsdp:
+            return module
+        whole = build_task(self.config, data)
+        whole.load_state_dict(load_checkpoint(self.folder).content["state_dict"])
+        return whole
 
     def _starting_point(self) -> Checkpoint | None:
         """This run's own last checkpoint, else its parent's."""
@@ -164,7 +201,10 @@ class Run:
         if newest.get("step") == self._step and "val_loss" in newest:
             return  # resumed from a checkpoint that was written after the last validation
         self.clocks.switch("eval")
-        trainer.validate(module, dataloaders=data.val_dataloader(), verbose=False)
+        if self.config.trainer.strategy is Strategy.single:
+            trainer.validate(module, dataloaders=data.val_dataloader(), verbose=False)
+        else:
+            module.validation_metrics = evaluate(module, data, "val", trainer.strategy.root_device)
         self.clocks.switch("other")
         self._callback.record(self._step, dict(module.validation_metrics))
         if not math.isfinite(module.validation_metrics.get("val_loss", 0.0)):
