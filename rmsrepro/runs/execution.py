@@ -20,8 +20,9 @@ from rmsrepro.data import build_data
 from rmsrepro.runs.callbacks import RunCallback
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.clocks import Clocks
+from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
 from rmsrepro.runs.environment import environment
-from rmsrepro.runs.files import to_json, write_atomic
+from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import Identity
 from rmsrepro.runs.interruption import Interruption
 from rmsrepro.runs.processes import END_S, Followers, followers, threads_each
@@ -55,6 +56,7 @@ class Run:
         self.config, self.identity, self.folder, self.console = config, identity, folder, console
         self.parent, self.interruption, self.backend_note = parent, interruption, backend_note
         self.clocks = Clocks()
+        self._neighbours = Neighbours(folder)
         self.say = speaker(console)
         self.training_began = False
         self._callback: RunCallback | None = None
@@ -97,6 +99,9 @@ class Run:
         step = start.step if start else 0
         data.start_batch = step * config.trainer.accumulate
         own = start if start is not self.parent else None
+        if own is not None:  # its clocks go on from there
+            before = (own.state, read_json(self.folder / "result.json") or {})
+            self._neighbours.found |= any(map(is_contended, before))
         self._log = MetricsLog(
             self.folder / "metrics.jsonl",
             keep_to_step=step if own else None,
@@ -113,6 +118,12 @@ class Run:
         with progress_view(
             self.console, title, config.trainer.max_steps, enabled=config.trainer.progress
         ) as view:
+            payload = self._payload(data)
+
+            def running(step: int) -> dict[str, Any]:
+                payload["flags"] = self._flags()
+                return {"step": step, "max_steps": config.trainer.max_steps}
+
             self._callback = RunCallback(
                 folder=self.folder,
                 trainer_config=config.trainer,
@@ -121,8 +132,8 @@ class Run:
                 tracker=self._tracker,
                 view=view,
                 interruption=self.interruption,
-                payload=self._payload(data),
-                running=lambda step: {"step": step, "max_steps": config.trainer.max_steps},
+                payload=payload,
+                running=running,
                 ranks=ranks,
             )
             if own:
@@ -293,8 +304,12 @@ class Run:
             "data_hash": self.identity.content["data"],
             "parent": self.parent.run_id if self.parent else None,
             "error": error,
-            "flags": flags(self.config),
+            "flags": [*flags(self.config), *self._flags()],
         }
+
+    def _flags(self) -> list[str]:
+        """What is to be known about the run's times; kept in checkpoints too."""
+        return [CONTENDED] if self._neighbours.look() else []
 
     # --------------------------------------------------------------------- other ends
 

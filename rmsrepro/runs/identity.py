@@ -16,7 +16,7 @@ from rmsrepro.config.later import without_later
 from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import GRUConfig, Strategy, TrainConfig, TrainerConfig
 from rmsrepro.norms import norm_info
-from rmsrepro.norms.given import check_task
+from rmsrepro.norms.given import check_processes, check_task
 from rmsrepro.norms.trial import try_norm
 from rmsrepro.runs.files import to_json
 from rmsrepro.tasks import norm_spec
@@ -55,6 +55,7 @@ def check_norm(config: TrainConfig) -> None:
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
     check_task(spec.name, config.task.name)
+    check_processes(spec.name, config.trainer)
 
 
 def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) -> Identity:

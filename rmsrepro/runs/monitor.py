@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import read_json
 
 
@@ -78,6 +79,8 @@ class Monitor:
         seconds = clocks.get("total_s", 0.0) if isinstance(clocks, dict) else 0.0
         tail = f"  val_loss {loss:.4f}" if isinstance(loss, int | float) else ""
         line = f"[{done}/{self._total}] {result['status']} {run_id}{tail}  {float(seconds):.1f} s"
+        if is_contended(result):
+            line += " (contended)"
         if result["status"] == "failed":
             line += f"\n  {result.get('error')}\n  overrides: {overrides}"
         elif result["status"] == "diverged":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import alive, number, read_json
 
 
@@ -31,6 +32,8 @@ class Status:
     unreadable: int = 0
     left: int = 0
     seconds_left: float | None = None
+    contended: bool = False
+    """Whether `seconds_left` comes from runs that shared the machine with others."""
 
     @property
     def headline(self) -> str:
@@ -39,11 +42,10 @@ class Status:
         parts += [f"{count} {word}" for word in rare if (count := getattr(self, word))]
         parts.append(f"{self.left} left")
         text = ", ".join(parts)
-        return (
-            f"{text}, about {self.seconds_left:.0f} s to go"
-            if self.seconds_left is not None and self.left
-            else text
-        )
+        if self.seconds_left is None or not self.left:
+            return text
+        shared = " (by contended runs)" if self.contended else ""
+        return f"{text}, about {self.seconds_left:.0f} s to go{shared}"
 
 
 def read_status(out_dir: Path) -> Status:
@@ -53,7 +55,7 @@ def read_status(out_dir: Path) -> Status:
     """
     now = Status()
     seen: set[str] = set()
-    finished_s: list[float] = []
+    by_kind: dict[bool, list[float]] = {False: [], True: []}
     for folder in sorted((out_dir / "runs").iterdir()):
         if not folder.is_dir():
             continue
@@ -73,7 +75,7 @@ def read_status(out_dir: Path) -> Status:
         if state == "completed":
             now.completed += 1
             if seconds := total_seconds(result):
-                finished_s.append(seconds)
+                by_kind[is_contended(result)].append(seconds)
         elif state in ("failed", "diverged", "interrupted"):
             setattr(now, state, getattr(now, state) + 1)
             note = "the same command goes on" if state == "interrupted" else _line(result.get("error"))
@@ -87,7 +89,8 @@ def read_status(out_dir: Path) -> Status:
     now.rows += [Row("waiting", run_id) for run_id in waiting[:20]]
     if len(waiting) > 20:
         now.rows.append(Row("waiting", f"and {len(waiting) - 20} more"))
-    if finished_s:
+    now.contended = not by_kind[False]
+    if finished_s := by_kind[now.contended]:
         workers = max(1, now.running)
         now.seconds_left = sum(finished_s) / len(finished_s) * (now.left + now.running / 2) / workers
     return now

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
-from rmsrepro.config.schema import Backend, Placement, TrainConfig
+from rmsrepro.config.schema import Backend, Placement, Strategy, TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
@@ -30,9 +32,11 @@ from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import check_norm, failed_id, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
+from rmsrepro.runs.launchers import LauncherOptions
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.result import explain, finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
+from rmsrepro.runs.submitted import Lost, Requeue
 from rmsrepro.runs.train import OtherModel, check_continuation, nothing_to_do, train
 from rmsrepro.runs.workers import (
     become_sweep,
@@ -72,8 +76,7 @@ class Job:
 class SweepOptions:
     """How the jobs of a sweep are run."""
 
-    launcher: str = "basic"
-    n_jobs: int = 1
+    launcher: LauncherOptions = field(default_factory=LauncherOptions)
     on_error: str = "continue"
     num_threads: int | None = None
 
@@ -102,6 +105,8 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
     for overrides in jobs:
         config = to_train_config(composer.raw(list(overrides)), chosen_experiment(overrides))
         planned.append(Job(list(overrides), config))
+    for job in planned:
+        _check_one_process(job)
     check_norm_parameters([job.config for job in planned])
     for job in planned:
         placement = job.config.placement
@@ -143,6 +148,23 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
             job.skipped, job.status = True, str(done["status"])
             job.seconds = total_seconds(done)
     return SweepPlan(list(merged.values()), notes)
+
+
+def _check_one_process(job: Job) -> None:
+    """Refuse a job of several processes: a launcher gives each job one.
+
+    Raises:
+        UserError: what to do instead.
+    """
+    strategy = job.config.trainer.strategy
+    if strategy is Strategy.single:
+        return
+    kept = " ".join(item.text for item in job.overrides if item.key != "study_name")
+    raise UserError(
+        f"trainer={strategy.value}: a sweep gives each job one process, so nothing was started; train one run "
+        f"after another (rmsrepro train {kept}; the report shows them together), or leave trainer= out and "
+        "spread the jobs over the devices: n_jobs=N, or launcher=submitit_slurm"
+    )
 
 
 def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
@@ -201,32 +223,64 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     texts = [_job_overrides(job, options) for job in todo]
     sweep_dir = runs_dir(out_dir)
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    launcher, n_jobs = options.launcher, min(options.n_jobs, len(todo))
+    launcher = options.launcher
+    if launcher.n_jobs is not None:
+        launcher = replace(launcher, n_jobs=min(launcher.n_jobs, len(todo)))
+    files = out_dir / "sweeps" / f"submitit-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     notes = {job.run_id: job.backend_note for job in todo if job.backend_note}
     task = partial(run_job, backend_notes=notes)
 
     def run(part: list[list[str]]) -> list[Any]:
-        return launch(task, part, base=base, launcher=launcher, n_jobs=n_jobs)
+        return launch(task, part, base=base, launcher=launcher, folder=files / str(next(rounds)))
 
-    with Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
+    rounds = itertools.count()
+    with _told_what_goes_on(launcher, console), Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
         if options.on_error == "stop":
             # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
             results: list[Any] = []
-            size = n_jobs if launcher == "joblib" else 1
-            for first in range(0, len(texts), size):
-                results += _interruptible(run, texts[first : first + size])
-                if any(result["status"] == "failed" for result in results):
+            for first in range(0, len(texts), launcher.here):
+                results += _interruptible(run, texts[first : first + launcher.here], launcher.here)
+                if any(isinstance(result, Lost) or result["status"] == "failed" for result in results):
                     break
         else:
-            results = _interruptible(run, texts)
+            results = _interruptible(run, texts, launcher.here)
     for job, result in zip(todo, results, strict=False):
-        job.status, job.error, job.seconds = result["status"], result["error"], result["seconds"]
+        if isinstance(result, Lost):
+            _take_from_record(job, result)
+        else:
+            job.status, job.error, job.seconds = result["status"], result["error"], result["seconds"]
     return plan.jobs
 
 
-def _interruptible(run: Callable[[list[list[str]]], list[Any]], jobs: list[list[str]]) -> list[Any]:
+def _take_from_record(job: Job, lost: Lost) -> None:
+    """Find out by its record what became of a job that gave no result; without one it has failed."""
+    record = read_json(runs_dir(job.config.out_dir) / job.run_id / "result.json") or {}
+    job.status, job.error = str(record.get("status", "failed")), record.get("error")
+    if job.status == "interrupted" or "status" not in record:
+        job.status, job.error = "failed", f"{lost.error}; the same command goes on with the run"
+    job.seconds = total_seconds(record)
+
+
+@contextlib.contextmanager
+def _told_what_goes_on(launcher: LauncherOptions, console: Console) -> Iterator[None]:
+    """Say, when the sweep is interrupted, what becomes of jobs that are not its own processes."""
+    try:
+        yield
+    except Interrupted:
+        if launcher.name == "submitit_slurm":
+            console.print(
+                "interrupted: the jobs that were submitted go on (squeue --me lists them; scancel ends one, "
+                "which saves its run first); the same command leaves running and finished ones as they are",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
+        raise
+
+
+def _interruptible(
+    run: Callable[[list[list[str]]], list[Any]], jobs: list[list[str]], jobs_here: int
+) -> list[Any]:
     """Run the jobs; a signal to this process ends its workers, which save their runs first."""
-    become_sweep()
+    become_sweep(jobs_here)
     # The workers are stopped before the exception: joblib kills them outright when it sees one.
     with handling_signals(before=stop_workers):
         return run(jobs)
@@ -243,23 +297,29 @@ def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, A
     watch_between_jobs()
     if told_to_stop():
         return {"run_id": run_id, "status": "planned", "error": None, "seconds": 0.0}
+    requeue = Requeue()
     try:
         load_plugins(list(config.plugins))
         typed = to_train_config(config)
         drop_foreign_parameters(typed)
         typed = resolve(typed)
         quiet = Console(quiet=True)
-        result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
+        # A worker that is told to stop before its run watches for that does not begin it.
+        with handling_signals() if is_worker() else contextlib.nullcontext():
+            result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
         run_id, status, error = result.run_id, result.status, result.error
-    except Interrupted:
+    except Interrupted as interrupted:
         if not is_worker():
             raise
         stop_after_this_job()
+        requeue.leave(interrupted.exit_code)
         status, error = "interrupted", None
     except Exception as problem:
         status, error = "failed", explain(problem)
         if typed is not None:
             run_id = _record_early_failure(typed, problem)
+    finally:
+        requeue.close()
     return {"run_id": run_id, "status": status, "error": error, "seconds": time.perf_counter() - start}
 
 
