@@ -43,15 +43,15 @@ def plan(config: TrainConfig) -> tuple[Identity, Checkpoint | None]:
 
 def check_hardware(trainer: TrainerConfig) -> None:
     """Raise UserError for hardware that is not there, or not supported."""
-    if trainer.accelerator == "gpu" and not torch.cuda.is_available():
-        raise UserError(
-            "trainer.accelerator=gpu: torch sees no GPU here; use trainer.accelerator=auto (or cpu), or "
-            "install a build of torch for your GPU"
-        )
     if trainer.strategy is Strategy.fsdp and (trainer.accelerator == "cpu" or not torch.cuda.is_available()):
         why = "trainer.accelerator=cpu" if trainer.accelerator == "cpu" else "torch sees none here"
         raise UserError(
             f"trainer=fsdp: it needs a GPU for each of its processes, and {why}; use trainer=ddp on CPUs"
+        )
+    if trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        raise UserError(
+            "trainer.accelerator=gpu: torch sees no GPU here; use trainer.accelerator=auto (or cpu), or "
+            "install a build of torch for your GPU"
         )
     devices = torch.cuda.device_count() if trainer.accelerator != "cpu" else 0
     if devices and trainer.devices > devices:

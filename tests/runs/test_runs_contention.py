@@ -89,32 +89,33 @@ def record(result: RunResult) -> dict[str, Any]:
 def test_a_run_beside_another(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = Console(quiet=True)
     make = ["norm=rmsnorm", "backend=composite"]
-    alone = train(make_config("gru", "lm", *make), console=quiet)
+    alone = train(make_config("transformer", "lm", *make), console=quiet)
     assert record(alone)["flags"] == []
-    estimate = estimate_seconds(make_config("gru", "lm", *make))
+    estimate = estimate_seconds(make_config("transformer", "lm", *make))
     assert estimate is not None
     assert not estimate.contended
-    with lock(Path("outputs/runs/lm-pydoc-gru-other/lock.json")):
-        path = Path("outputs/runs/lm-pydoc-gru-other/lock.json")
+    with lock(Path("outputs/runs/lm-pydoc-transformer-other/lock.json")):
+        path = Path("outputs/runs/lm-pydoc-transformer-other/lock.json")
         path.write_text(json.dumps(owner()))
-        beside = train(make_config("gru", "lm", *make, "seed=2"), console=quiet)
+        beside = train(make_config("transformer", "lm", *make, "seed=2"), console=quiet)
         path.unlink()
+    path.parent.rmdir()
     assert record(beside)["flags"] == [CONTENDED]
     assert is_contended(record(beside))
     # Another one that comes later does not change what the first one says of itself.
-    after = train(make_config("gru", "lm", *make, "seed=3"), console=quiet)
+    after = train(make_config("transformer", "lm", *make, "seed=3"), console=quiet)
     assert record(after)["flags"] == []
     write(alone.path, "result.json", {**record(alone), "clocks": {"total_s": 1.0}})
     write(beside.path, "result.json", {**record(beside), "clocks": {"total_s": 600.0}})
     write(after.path, "result.json", {**record(after), "clocks": {"total_s": 1.0}})
-    estimate = estimate_seconds(make_config("gru", "lm", *make, "seed=4"))
+    estimate = estimate_seconds(make_config("transformer", "lm", *make, "seed=4"))
     assert estimate is not None
     assert (round(estimate.seconds, 3), estimate.contended) == (1.0, False)
     write(Path("outputs/sweeps"), "a.json", {"jobs": [{"run_id": "wanted"}]})
     assert read_status(Path("outputs")).headline.endswith(" 1 left, about 1 s to go")
     for result in (alone, after):
         write(result.path, "result.json", {**record(result), "status": "failed"})
-    estimate = estimate_seconds(make_config("gru", "lm", *make, "seed=4"))
+    estimate = estimate_seconds(make_config("transformer", "lm", *make, "seed=4"))
     assert estimate is not None
     assert (round(estimate.seconds, 3), estimate.contended) == (600.0, True)
     assert read_status(Path("outputs")).headline.endswith("about 600 s to go (by contended runs)")
@@ -126,13 +127,12 @@ def test_a_resumed_run_remembers(make_config: Make, monkeypatch: pytest.MonkeyPa
     from rmsrepro.runs.interruption import Interrupted
 
     quiet = Console(quiet=True)
-    config = make_config("gru", "lm", "norm=rmsnorm", "backend=composite", "trainer.checkpoint_every=1")
+    config = make_config("transformer", "lm", "norm=rmsnorm", "backend=composite", "trainer.checkpoint_every=1")
     other = Path("outputs/runs/other")
     write(other, "lock.json", owner())
-    StopAfter(monkeypatch, 4)
-    with pytest.raises(Interrupted):
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        StopAfter(patch, 4)
         train(config, console=quiet)
-    monkeypatch.undo()
     (other / "lock.json").unlink()
     [folder] = [path for path in Path("outputs/runs").iterdir() if path != other]
     interrupted = json.loads((folder / "result.json").read_text())

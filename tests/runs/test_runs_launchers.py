@@ -111,7 +111,7 @@ def test_what_would_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [{"status": "completed"}] * 8
     assert asked == [f"12_{number}" for number in range(8)]
     assert kept == [str(folder)]
-    [script] = folder.rglob("*.sh")
+    [script] = folder.rglob("*_submission.sh")
     lines = script.read_text().splitlines()
     told = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines if line.startswith("#SBATCH")
