@@ -370,7 +370,7 @@ class Strategy(Enum):
     single = "single"
     """One process, one device."""
     ddp = "ddp"
-    """`devices` processes, each with the whole model and its part of every batch (Lightning's DDPStrategy)."""
+    """`devices` processes, each with the whole model and its part of every batch (DDPStrategy)."""
     fsdp = "fsdp"
     """`devices` processes, one a GPU, each with its part of the model and of every batch (FSDPStrategy)."""
 

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rmsrepro.runs.files import alive, number, read_json
 from rmsrepro.runs.workers import jobs_together
@@ -47,13 +47,11 @@ class Neighbours:
         return self.found
 
     def _at_work(self, other: Path) -> bool:
-        here = socket.gethostname()
         owner = read_json(other / "lock.json")
-        if owner is not None and owner.get("host") == here and owner.get("pid") != os.getpid():
-            if alive(owner, other / "lock.json"):
-                return True
+        if _of_another(owner) and alive(owner, other / "lock.json"):
+            return True
         running = read_json(other / "running.json")
-        if running is not None and running.get("host") == here and running.get("pid") != os.getpid():
+        if _of_another(running):
             return number(running.get("updated")) >= self._since
         try:
             if (other / "result.json").stat().st_mtime < self._since - _CLOCKS_APART_S:
@@ -74,3 +72,8 @@ class Neighbours:
             return False
         # It is told in whole seconds: a run that ended within this one may have come before.
         return ended >= self._since
+
+
+def _of_another(owner: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    """Whether a lock or a report of progress is of another process of this machine."""
+    return owner is not None and owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()

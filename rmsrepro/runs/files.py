@@ -111,7 +111,7 @@ def _slurm_job() -> dict[str, Any]:
 
 
 def _started_again(owner: dict[str, Any]) -> bool:
-    """Whether `owner` is of this process's own job of Slurm, from before the job was put back in the queue."""
+    """Whether `owner` is of this process's own job of Slurm, from before Slurm started it again."""
     own = _slurm_job()
     if not own or str(owner.get("job")) != own["job"]:
         return False

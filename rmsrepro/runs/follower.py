@@ -5,6 +5,7 @@ It writes no record and heeds no signal: it does what the first process decides,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -46,10 +47,8 @@ def main(tell: int) -> None:
     if not line:
         return
     threading.Thread(target=_end_with_the_first, name="first-process", daemon=True).start()
-    try:
+    with contextlib.suppress(Interrupted):
         follow(json.loads(line), tell)
-    except Interrupted:
-        pass
 
 
 def _end_with_the_first() -> None:

@@ -102,8 +102,8 @@ def check_cluster(name: str) -> None:
     missing = [program for program in ("sbatch", "srun", "sacct") if shutil.which(program) is None]
     if name == "submitit_slurm" and missing:
         raise UserError(
-            f"launcher=submitit_slurm: {', '.join(missing)} of Slurm cannot be found here; start the sweep where "
-            "you submit jobs, or use launcher=submitit_local"
+            f"launcher=submitit_slurm: {', '.join(missing)} of Slurm cannot be found here; start the sweep "
+            "where you submit jobs, or use launcher=submitit_local"
         )
 
 

@@ -174,7 +174,9 @@ class Followers:
         if not isinstance(error, RuntimeError) or isinstance(error, ProcessFailed):
             return error
         text = str(error).lower()
-        if not any(word in text for word in ("connection closed", "connection reset", "gloo", "nccl", "peer")):
+        if not any(
+            word in text for word in ("connection closed", "connection reset", "gloo", "nccl", "peer")
+        ):
             return error
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:

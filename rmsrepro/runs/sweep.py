@@ -234,7 +234,10 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
         return launch(task, part, base=base, launcher=launcher, folder=files / str(next(rounds)))
 
     rounds = itertools.count()
-    with _told_what_goes_on(launcher, console), Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir):
+    with (
+        _told_what_goes_on(launcher, console),
+        Monitor(console, [(job.run_id, job.text) for job in todo], sweep_dir),
+    ):
         if options.on_error == "stop":
             # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
             results: list[Any] = []

@@ -90,7 +90,9 @@ def at_work() -> dict[str, int]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None, seconds: float = 150) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str] | None, seconds: float = 150
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if process is not None:
@@ -181,7 +183,9 @@ def test_local_jobs_outlive_a_killed_sweep(start: Start, cli: Run) -> None:
 def test_a_cluster(start: Start, tmp_path_factory: pytest.TempPathFactory, cli: Run) -> None:
     folder = tmp_path_factory.mktemp("slurm") / "slurm"
     cluster: dict[str, str | None] = {**fake_slurm.install(folder)}
-    process = start("sweep", *LONG, "seed=1,2", "launcher=submitit_slurm", "launcher.partition=p", env=cluster)
+    process = start(
+        "sweep", *LONG, "seed=1,2", "launcher=submitit_slurm", "launcher.partition=p", env=cluster
+    )
     wait_for(lambda: len(at_work()) == 2, process)
     first, second = at_work().items()
     names = {read_json(Path("outputs/runs", run, "lock.json"))["job"]: run for run, _ in (first, second)}  # type: ignore[index]
@@ -228,11 +232,17 @@ def test_what_a_launcher_refuses(cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     if importlib.util.find_spec("submitit") is not None:
         refused = cli("sweep", *LM, "seed=1,2", "launcher=submitit_slurm").error
-        assert refused.startswith("launcher=submitit_slurm: sbatch, srun, sacct of Slurm cannot be found here")
+        assert refused.startswith(
+            "launcher=submitit_slurm: sbatch, srun, sacct of Slurm cannot be found here"
+        )
         planned = cli("sweep", *LM, "seed=1,2", "launcher=submitit_slurm", "dry_run=true")
         assert planned.code == 0
     refused = cli("sweep", *LM, "seed=1,2", "trainer=ddp").error
     assert refused.startswith("trainer=ddp: a sweep gives each job one process, so nothing was started; ")
-    assert cli("bench", "trainer=ddp", "model=gru").error.startswith("trainer=ddp: a bench times the step of one")
-    assert cli("train", *LM, "trainer.devices=2").error.startswith("trainer.devices=2: a process uses one device")
+    assert cli("bench", "trainer=ddp", "model=gru").error.startswith(
+        "trainer=ddp: a bench times the step of one"
+    )
+    assert cli("train", *LM, "trainer.devices=2").error.startswith(
+        "trainer.devices=2: a process uses one device"
+    )
     assert not Path("outputs").exists()

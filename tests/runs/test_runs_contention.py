@@ -127,7 +127,9 @@ def test_a_resumed_run_remembers(make_config: Make, monkeypatch: pytest.MonkeyPa
     from rmsrepro.runs.interruption import Interrupted
 
     quiet = Console(quiet=True)
-    config = make_config("transformer", "lm", "norm=rmsnorm", "backend=composite", "trainer.checkpoint_every=1")
+    config = make_config(
+        "transformer", "lm", "norm=rmsnorm", "backend=composite", "trainer.checkpoint_every=1"
+    )
     other = Path("outputs/runs/other")
     write(other, "lock.json", owner())
     with monkeypatch.context() as patch, pytest.raises(Interrupted):

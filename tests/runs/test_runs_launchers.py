@@ -43,7 +43,11 @@ def refused(name: str, *texts: str) -> str:
 def test_launchers_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did you mean joblib?" in refused("joblb")
     monkeypatch.setattr(launchers, "_found", lambda module: False)
-    for name, package in (("joblib", "joblib"), ("submitit_local", "submitit"), ("submitit_slurm", "submitit")):
+    for name, package in (
+        ("joblib", "joblib"),
+        ("submitit_local", "submitit"),
+        ("submitit_slurm", "submitit"),
+    ):
         assert refused(name) == (
             f"launcher={name}: its package is not installed; pip install hydra-{package}-launcher"
         )
@@ -250,7 +254,9 @@ def test_sweep_options_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         training, "sweep_jobs", lambda *given, **named: (seen.append((*given, named)), (0, []))[1]
     )
-    assert training.sweep(options("launcher=joblib", "launcher.n_jobs=3", "launcher.verbose=1", "seed=1,2")) == 0
+    assert (
+        training.sweep(options("launcher=joblib", "launcher.n_jobs=3", "launcher.verbose=1", "seed=1,2")) == 0
+    )
     overrides, read, named = seen.pop()
     assert [item.text for item in overrides] == ["seed=1,2"]
     assert (read.launcher, read.n_jobs) == ("joblib", 3)

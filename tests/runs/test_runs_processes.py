@@ -44,7 +44,9 @@ def run(config: TrainConfig) -> Path:
     [
         ("transformer", "lm", []),
         pytest.param("gru", "translation", ["trainer.accumulate=2"], marks=pytest.mark.slow),
-        pytest.param("transformer", "translation", ["norm=layernorm", "backend=torch"], marks=pytest.mark.slow),
+        pytest.param(
+            "transformer", "translation", ["norm=layernorm", "backend=torch"], marks=pytest.mark.slow
+        ),
         # Batches of one sentence: the second process has nothing that counts.
         pytest.param("gru", "translation", ["data.batch_tokens=48"], marks=pytest.mark.slow),
         pytest.param("transformer", "lm", ["trainer.devices=3"], marks=pytest.mark.slow),
