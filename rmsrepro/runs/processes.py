@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment
 
 from rmsrepro.config.errors import first_line
 from rmsrepro.config.schema import Strategy, TrainerConfig
@@ -174,9 +174,7 @@ class Followers:
         if not isinstance(error, RuntimeError) or isinstance(error, ProcessFailed):
             return error
         text = str(error).lower()
-        if not any(
-            word in text for word in ("connection closed", "connection reset", "gloo", "nccl", "peer")
-        ):
+        if not any(word in text for word in ("connection", "gloo", "nccl", "peer")):
             return error
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -43,14 +43,19 @@ def launch_locally(run: Part, jobs: Sequence[Sequence[str]], n_jobs: int, folder
     stop_file = folder / "stop"
     folder.mkdir(parents=True, exist_ok=True)
     os.environ[STOP_FILE] = str(stop_file.resolve())
-    pool = ThreadPoolExecutor(n_jobs, "submitted", initializer=_hold_back_signals)
 
     def one(number: int) -> Any:
         if told_to_stop():
             return Lost("not begun")
         return _launch(lambda: run([jobs[number]], folder / str(number))[0])
 
-    futures: list[Future[Any]] = []
+    futures: list[Future[Any]] = [Future() for _ in jobs]
+    waiting = iter(range(len(jobs)))
+
+    def some() -> None:
+        # Taking the next of an iterator is one step, so no two threads get the same.
+        for number in waiting:
+            _fulfil(futures[number], lambda number=number: one(number))  # type: ignore[misc]
 
     def stop() -> None:
         stop_after_this_job()
@@ -59,10 +64,10 @@ def launch_locally(run: Part, jobs: Sequence[Sequence[str]], n_jobs: int, folder
 
     try:
         with end_sweep_with(stop):
-            futures += [pool.submit(one, number) for number in range(len(jobs))]
+            for _ in range(min(n_jobs, len(jobs))):
+                _in_background(some)
             results = [_wait(future) for future in futures]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         os.environ.pop(STOP_FILE, None)
     return _tidied(results, folder)
 
@@ -72,14 +77,14 @@ def launch_in_queue(run: Part, jobs: Sequence[Sequence[str]], folder: Path) -> l
 
     On Ctrl-C the jobs go on: only the waiting ends.
     """
-    pool = ThreadPoolExecutor(1, "submitted", initializer=_hold_back_signals)
-    try:
-        results = _wait(pool.submit(_launch, lambda: run(jobs, folder)))
-        if isinstance(results, Lost):
-            results = _wait(pool.submit(_one_by_one, folder, len(jobs), results))
-        return _tidied(list(results), folder)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    found: Future[list[Any]] = Future()
+
+    def work() -> list[Any]:
+        results = _launch(lambda: run(jobs, folder))
+        return _one_by_one(folder, len(jobs), results) if isinstance(results, Lost) else list(results)
+
+    _in_background(lambda: _fulfil(found, work))
+    return _tidied(_wait(found), folder)
 
 
 def _tidied(results: list[Any], folder: Path) -> list[Any]:
@@ -101,10 +106,12 @@ def _one_by_one(folder: Path, count: int, lost: Lost) -> list[Any]:
             by_number[number] = submitit.SlurmJob(folder / "%j", name)
     if not by_number:
         return [lost] * count  # it could not be submitted
-    return [
-        _launch(lambda job=job: job.results()[0].return_value) if job is not None else lost
-        for job in (by_number.get(number) for number in range(count))
-    ]
+
+    def result(number: int) -> Any:
+        job = by_number.get(number)
+        return lost if job is None else _launch(lambda: job.results()[0].return_value)
+
+    return [result(number) for number in range(count)]
 
 
 def _launch(launch: Callable[[], Any]) -> Any:
@@ -119,16 +126,29 @@ def _launch(launch: Callable[[], Any]) -> Any:
         return Lost(first_line(lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"))
 
 
+def _in_background(work: Callable[[], None]) -> None:
+    """Call `work` in a thread that holds back Ctrl-C, for what it starts too, and keeps no process alive."""
+
+    def holding_back() -> None:
+        # Not SIGTERM: that is how the jobs are told to stop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        work()
+
+    threading.Thread(target=holding_back, name="submitted", daemon=True).start()
+
+
+def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
 def _wait(future: Future[Any]) -> Any:
     """Wait so that a signal handler of this thread gets its turn."""
     while True:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=0.2)
-
-
-def _hold_back_signals() -> None:
-    # Not SIGTERM: that is how the jobs are told to stop.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _stop_processes(folder: Path, over: Callable[[], bool], patience_s: float = 30.0) -> None:
@@ -154,11 +174,11 @@ def _stop_processes(folder: Path, over: Callable[[], bool], patience_s: float = 
 
 def _controllers(folder: Path) -> list[int]:
     """Return the numbers of the processes that watch over the jobs; their folders are named by them."""
-    found = []
-    for path in folder.glob("*/*"):
-        if path.is_dir() and path.name.isdigit() and not list(path.glob("*_result.pkl")):
-            found.append(int(path.name))
-    return found
+    return [
+        int(path.name)
+        for path in folder.glob("*/*")
+        if path.is_dir() and path.name.isdigit() and not list(path.glob("*_result.pkl"))
+    ]
 
 
 # --------------------------------------------------------------------------------- inside a job

@@ -56,8 +56,8 @@ def check_hardware(trainer: TrainerConfig) -> None:
     devices = torch.cuda.device_count() if trainer.accelerator != "cpu" else 0
     if devices and trainer.devices > devices:
         raise UserError(
-            f"trainer.devices={trainer.devices}: torch sees {devices} GPU(s) here; set trainer.devices={devices}, "
-            "or trainer.accelerator=cpu"
+            f"trainer.devices={trainer.devices}: torch sees {devices} GPU(s) here; set "
+            f"trainer.devices={devices}, or trainer.accelerator=cpu"
         )
 
 

@@ -82,7 +82,7 @@ def watch_between_jobs() -> None:
 
 def stop_workers(patience_s: float = 15.0) -> None:
     """Ask the workers of this process to stop, and wait until they have, at most `patience_s`."""
-    for stop in list(_ends):
+    for stop in tuple(_ends):
         stop()
     from joblib.externals.loky import reusable_executor
 

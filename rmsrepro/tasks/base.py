@@ -199,8 +199,8 @@ class Task(L.LightningModule, ABC):
         if isinstance(strategy, FSDPStrategy):
             # Each process has a part of each gradient; only the wrapper knows the norm of the whole.
             assert strategy.model is not None
-            norm = strategy.model.clip_grad_norm_(math.inf if limit is None else limit)
-            self._update["grad_norm"] = norm
+            clip: Any = strategy.model.clip_grad_norm_
+            self._update["grad_norm"] = clip(math.inf if limit is None else limit)
         elif limit is None:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             self._update["grad_norm"] = get_total_norm(gradients)

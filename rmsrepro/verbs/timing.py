@@ -141,7 +141,7 @@ def prepare_bench(
     assert isinstance(base, BenchJobConfig)
     if base.trainer.strategy is not Strategy.single:
         raise UserError(
-            f"trainer={base.trainer.strategy.value}: a bench times the step of one process; leave trainer= out"
+            f"trainer={base.trainer.strategy.value}: a bench times the step of one process; leave it out"
         )
     settings = replace(
         base.bench, norms=norm_names, backends=backends, cells=1, reuse=reuse or base.bench.reuse

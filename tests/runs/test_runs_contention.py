@@ -18,9 +18,11 @@ from rmsrepro.runs import workers
 from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
 from rmsrepro.runs.estimate import estimate_seconds
 from rmsrepro.runs.files import lock, owner_record, process_start
+from rmsrepro.runs.interruption import Interrupted
 from rmsrepro.runs.result import RunResult
 from rmsrepro.runs.status import read_status
 from rmsrepro.runs.train import train
+from tests.runs.test_runs_train import StopAfter
 
 Make = Callable[..., TrainConfig]
 OTHER = os.getppid()
@@ -122,19 +124,16 @@ def test_a_run_beside_another(make_config: Make, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_resumed_run_remembers(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.runs.test_runs_train import StopAfter
-
-    from rmsrepro.runs.interruption import Interrupted
-
     quiet = Console(quiet=True)
     config = make_config(
         "transformer", "lm", "norm=rmsnorm", "backend=composite", "trainer.checkpoint_every=1"
     )
     other = Path("outputs/runs/other")
     write(other, "lock.json", owner())
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+    with monkeypatch.context() as patch:
         StopAfter(patch, 4)
-        train(config, console=quiet)
+        with pytest.raises(Interrupted):
+            train(config, console=quiet)
     (other / "lock.json").unlink()
     [folder] = [path for path in Path("outputs/runs").iterdir() if path != other]
     interrupted = json.loads((folder / "result.json").read_text())

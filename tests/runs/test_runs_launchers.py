@@ -33,9 +33,12 @@ def options(*texts: str) -> list[Override]:
 
 
 def refused(name: str, *texts: str) -> str:
-    with pytest.raises(UserError) as error:
+    def check() -> None:
         check_launcher(name)
         check_options(LauncherOptions(name, options=options(*texts)))
+
+    with pytest.raises(UserError) as error:
+        check()
     assert "\n" not in str(error.value)
     return str(error.value)
 
