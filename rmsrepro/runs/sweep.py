@@ -162,7 +162,7 @@ def _check_one_process(job: Job) -> None:
     kept = " ".join(item.text for item in job.overrides if item.key != "study_name")
     raise UserError(
         f"trainer={strategy.value}: a sweep gives each job one process, so nothing was started; train one "
-        f"run after another (rmsrepro train {kept}; the report shows them together), or leave trainer= out and "
+        f"run after another (rmsrepro train {kept}; the report shows them together), or leave it out and "
         "spread the jobs over the devices: n_jobs=N, or launcher=submitit_slurm"
     )
 
