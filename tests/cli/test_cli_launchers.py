@@ -162,14 +162,16 @@ def test_an_interrupted_sweep_of_local_jobs(start: Start, cli: Run, to: str) -> 
 @pytest.mark.usefixtures("_slow_norm")
 @needs_submitit
 def test_local_jobs_outlive_a_killed_sweep(start: Start, cli: Run) -> None:
-    process = start("sweep", *LONG, "seed=1", "launcher=submitit_local")
+    # Long enough for another command to begin meanwhile.
+    sweep = ["sweep", *LONG, "seed=1", "trainer.max_steps=500"]
+    process = start(*sweep, "launcher=submitit_local")
     wait_for(lambda: len(at_work()) == 1, process)
     [owner] = [read_json(file) for file in Path("outputs/runs").glob("*/lock.json")]
     process.kill()
     process.wait()
     assert owner is not None
     assert alive(owner)
-    again = cli("sweep", *LONG, "seed=1")
+    again = cli(*sweep)
     assert again.code == 0
     assert "1 busy" in again.out
     wait_for(lambda: not alive(owner), None)
@@ -214,17 +216,18 @@ def test_a_sweep_that_no_longer_waits_for_a_cluster(
     start: Start, tmp_path_factory: pytest.TempPathFactory, cli: Run
 ) -> None:
     cluster: dict[str, str | None] = {**fake_slurm.install(tmp_path_factory.mktemp("slurm") / "slurm")}
-    process = start("sweep", *LONG, "seed=1", "launcher=submitit_slurm", env=cluster)
+    sweep = ["sweep", *LONG, "seed=1", "trainer.max_steps=500"]
+    process = start(*sweep, "launcher=submitit_slurm", env=cluster)
     wait_for(lambda: len(at_work()) == 1, process)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     assert "interrupted: the jobs that were submitted go on" in out
     assert "1 running" in cli("status").out
-    assert "1 busy" in cli("sweep", *LONG, "seed=1").out
+    assert "1 busy" in cli(*sweep).out
     wait_for(lambda: processes() == [], None)
     assert [record["status"] for record in records().values()] == ["completed"]
-    assert "1 done already, 0 to do" in cli("sweep", *LONG, "seed=1").out
+    assert "1 done already, 0 to do" in cli(*sweep).out
 
 
 def test_what_a_launcher_refuses(cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
