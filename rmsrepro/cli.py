@@ -62,7 +62,8 @@ goes on when it is not.
   show=true          print the composed config and where its parts come from
   ckpt=PATH trainer.max_steps=N   continue a checkpoint as a new run
   rerun=true         train again although it is finished
-  tracker=none       no wandb mirror (by default offline: no account needed)""",
+  tracker=none       no wandb mirror (by default offline: no account needed)
+  trainer=ddp trainer.devices=2   two processes, each with a part of a batch""",
     "eval": """\
 usage: rmsrepro eval ckpt=RUN [split=val|test|both] [key=value ...]
 
@@ -96,6 +97,8 @@ before the first starts.
 
   dry_run=true                list the jobs and what is left, and stop
   launcher=basic|joblib       one after another, or n_jobs=N worker processes
+  launcher=submitit_local     a process a job, n_jobs=N at a time
+  launcher=submitit_slurm     a job array in Slurm: launcher.partition=NAME ...
   on_error=continue|stop      what to do after a job has failed""",
     "status": """\
 usage: rmsrepro status [watch=true] [out_dir=DIR]

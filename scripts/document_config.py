@@ -238,7 +238,11 @@ def generated() -> str:
         out.extend([f"`data={name}`" + (f": {doc}" if doc else ""), "", *table(lines)])
     section("`optim`", summary(schema.OptimConfig))
     out.extend(table(rows(schema.OptimConfig, "optim.")))
-    section("`trainer`", "`trainer=cpu` is the same with `trainer.accelerator=cpu`.")
+    section(
+        "`trainer`",
+        "`trainer=cpu` is the same with `trainer.accelerator=cpu`. `trainer=ddp` trains a run in two "
+        "processes or more, `trainer=fsdp` in one a GPU, with its part of the model: [scale](scale.md).",
+    )
     out.extend(table(rows(schema.TrainerConfig, "trainer.")))
     section("`tracker`", summary(schema.TrackerConfig) + " `tracker=none|wandb` chooses.")
     out.extend(table(rows(schema.TrackerConfig, "tracker.")))

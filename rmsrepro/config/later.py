@@ -13,6 +13,7 @@ LATER_SETTINGS: Mapping[str, Any] = {
     "model.empty_source": False,
     "model.qk_norm": False,
     "norm.casting": "after_gain",
+    "trainer.strategy": "single",
 }
 """The full name of each, and the value that it had, as it were, before it existed."""
 

@@ -15,6 +15,7 @@ from rmsrepro.config.schema import (
     Placement,
     Positions,
     Site,
+    Strategy,
     TrainConfig,
     TrainerConfig,
     TransformerConfig,
@@ -180,6 +181,11 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
         problems.append(
             f"trainer.accelerator={trainer.accelerator}: not known"
             f"{nearest(trainer.accelerator, ACCELERATORS)} (one of: {', '.join(ACCELERATORS)})"
+        )
+    if trainer.devices > 1 and trainer.strategy is Strategy.single:
+        problems.append(
+            f"trainer.devices={trainer.devices}: a process uses one device; add trainer=ddp for a process a "
+            "device, each with its part of every batch"
         )
     if not trainer.divergence_factor > 1:
         problems.append(f"trainer.divergence_factor={trainer.divergence_factor}: expected a number above 1")

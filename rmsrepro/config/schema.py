@@ -364,6 +364,17 @@ class OptimConfig:
     """Largest global gradient norm; null: no clipping."""
 
 
+class Strategy(Enum):
+    """How many processes train one run, and what each of them holds."""
+
+    single = "single"
+    """One process, one device."""
+    ddp = "ddp"
+    """`devices` processes, each with the whole model and its part of every batch (DDPStrategy)."""
+    fsdp = "fsdp"
+    """`devices` processes, one a GPU, each with its part of the model and of every batch (FSDPStrategy)."""
+
+
 @dataclass
 class TrainerConfig:
     max_steps: int = 300
@@ -377,11 +388,13 @@ class TrainerConfig:
     checkpoint_every: int | None = None
     """Save every so many updates; None: at each validation."""
     num_threads: int | None = None
-    """Threads of torch on the CPU; None: leave torch's choice."""
+    """Threads of torch on the CPU, in each process; None: leave torch's choice."""
     accelerator: str = "auto"
     """auto, cpu or gpu."""
+    strategy: Strategy = Strategy.single
+    """How many processes train the run; set by trainer=ddp and trainer=fsdp."""
     devices: int = 1
-    """A run uses one device: 1."""
+    """Processes of trainer=ddp and trainer=fsdp, one a device; without them a run uses one device: 1."""
     divergence_factor: float = 3.0
     """Diverged when the training loss stays above this multiple of the first loss for 20 updates."""
     progress: bool = True

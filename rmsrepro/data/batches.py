@@ -31,10 +31,25 @@ class LMBatch:
     """Target tokens in the whole optimiser update, over all its accumulated batches."""
     num_tokens: int = -1
     """Target tokens of this batch; counted when not given."""
+    whole_tokens: int = -1
+    """Target tokens of the batch that this one is a process's part of; its own where it is whole."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
             object.__setattr__(self, "num_tokens", _count(self.targets))
+        if self.whole_tokens < 0:
+            object.__setattr__(self, "whole_tokens", self.num_tokens)
+
+    def part(self, rank: int, size: int) -> LMBatch:
+        """Return the part of process `rank` of `size`: every size-th row (see `_rows_of`)."""
+        rows, counts = _rows_of(self.inputs.shape[0], rank, size)
+        targets = self.targets[rows]
+        return LMBatch(
+            self.inputs[rows],
+            targets if counts else torch.full_like(targets, IGNORE),
+            self.update_tokens,
+            whole_tokens=self.whole_tokens,
+        )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> LMBatch:
         """Return the same batch on another device."""
@@ -43,6 +58,7 @@ class LMBatch:
             self.targets.to(device, non_blocking=non_blocking),
             self.update_tokens,
             self.num_tokens,
+            self.whole_tokens,
         )
 
 
@@ -64,10 +80,28 @@ class TranslationBatch:
     """Row numbers of the pairs in their split."""
     num_tokens: int = -1
     """Target tokens of this batch (EOS counted); counted when not given."""
+    whole_tokens: int = -1
+    """Target tokens of the batch that this one is a process's part of; its own where it is whole."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
             object.__setattr__(self, "num_tokens", _count(self.tgt_out))
+        if self.whole_tokens < 0:
+            object.__setattr__(self, "whole_tokens", self.num_tokens)
+
+    def part(self, rank: int, size: int) -> TranslationBatch:
+        """Return the part of process `rank` of `size`: every size-th row (see `_rows_of`), padded as here."""
+        rows, counts = _rows_of(self.src.shape[0], rank, size)
+        targets = self.tgt_out[rows]
+        return TranslationBatch(
+            self.src[rows],
+            self.src_mask[rows],
+            self.tgt_in[rows],
+            targets if counts else torch.full_like(targets, IGNORE),
+            self.update_tokens,
+            self.index[rows] if counts else [],
+            whole_tokens=self.whole_tokens,
+        )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TranslationBatch:
         """Return the same batch on another device."""
@@ -79,7 +113,17 @@ class TranslationBatch:
             self.update_tokens,
             self.index,
             self.num_tokens,
+            self.whole_tokens,
         )
+
+
+def _rows_of(rows: int, rank: int, size: int) -> tuple[slice, bool]:
+    """Return which of a batch's rows are those of process `rank`, and whether they count.
+
+    All processes have to compute something for each batch, so one for which no row is left computes the
+    first row, without a target.
+    """
+    return (slice(rank, None, size), True) if rank < rows else (slice(0, 1), False)
 
 
 def _count(targets: Tensor) -> int:

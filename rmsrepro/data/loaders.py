@@ -7,7 +7,7 @@ Lightning takes any iterable. A `torch.utils.data.DataLoader` would add a layer 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +48,26 @@ class BatchList(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         return map(self._batch_at, range(self._count))
+
+
+class Part(Generic[B]):
+    """What process `rank` of `size` sees of a loader: its part of every batch.
+
+    So all processes take the same number of steps, and the parts of a step make the batch of one process.
+    """
+
+    def __init__(self, whole: Iterable[Any], rank: int, size: int) -> None:
+        self._whole, self._rank, self._size = whole, rank, size
+
+    def __iter__(self) -> Iterator[B]:
+        return (batch.part(self._rank, self._size) for batch in self._whole)
+
+
+class PartOfList(Part[B]):
+    """As `Part`, of a loader that has a length."""
+
+    def __len__(self) -> int:
+        return len(self._whole)  # type: ignore[arg-type]
 
 
 class ResumableData(LightningDataModule, Generic[B]):

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from rmsrepro.config.errors import UserError, nearest
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.norms.checks import coerce
 from rmsrepro.norms.registry import norm_info
 
@@ -78,6 +78,20 @@ def drop_foreign_parameters(config: TrainConfig) -> None:
     names = norm_parameters(config.norm["name"])
     for key in [key for key in config.norm if key != "name" and key not in names]:
         del config.norm[key]
+
+
+def check_processes(name: str, trainer: TrainerConfig) -> None:
+    """Refuse a norm over positions where each process would see only its part of a batch.
+
+    Raises:
+        UserError: the norm `name` takes a mask, and several processes train the run.
+    """
+    if trainer.devices > 1 and norm_info(name).takes_mask:
+        raise UserError(
+            f"norm={name}: trainer={trainer.strategy.value} gives each process a part of every batch, so its "
+            "statistics would be those of a part; train it in one process (without trainer=), or use another "
+            "norm"
+        )
 
 
 def check_task(name: str, task: str) -> None:

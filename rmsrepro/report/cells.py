@@ -40,7 +40,7 @@ NOT_COMPARED = frozenset(
         ),
         *("sweep", "backend", "placement", "sites", "data.cache_dir"),
         *("trainer.progress", "trainer.log_every", "trainer.checkpoint_every", "trainer.val_every"),
-        *("trainer.num_threads", "trainer.accelerator", "trainer.devices"),
+        *("trainer.num_threads", "trainer.accelerator"),
     }
 )
 """Settings that may differ inside a cell, or that the key of a cell holds in another form."""

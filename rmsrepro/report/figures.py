@@ -91,7 +91,9 @@ def _loss_figure(
     for trace in figure.data:
         trace.visible = trace.meta["metric"] == shown
     figure.update_layout(meta={"ranges": ranges})
-    clock = {"step": "steps", "seconds": "training seconds, unpaired"}[axis]
+    shared = any(run.contended for arm in cell.arms for run in arm.runs.values())
+    seconds = f"training seconds, unpaired{', contended' if shared else ''}"
+    clock = {"step": "steps", "seconds": seconds}[axis]
     if timed is not None:
         left_out = [arm.label for arm in cell.arms if arm.runs and arm.label not in timed.by_arm]
         clock = "seconds, each step as the bench timed it"
@@ -183,7 +185,9 @@ def target_figures(card: Scorecard) -> list[Figure]:
             figure.add_annotation(
                 x=never, y=0.5, yref="paper", text="not reached", textangle=-90, xshift=14, showarrow=False
             )
-        figure.update_xaxes(title_text="training seconds", rangemode="tozero")
+        shared = any(reached.contended for _, reached in known)
+        title = f"training seconds{' (contended)' if shared else ''}"
+        figure.update_xaxes(title_text=title, rangemode="tozero")
         figure.update_yaxes(autorange="reversed", type="category")
         figures.append(Figure(f"target-{place}", cell.label, figure, height))
     return figures

@@ -67,7 +67,8 @@ def _row(run: RunRecord) -> dict[str, Any]:
         "backend_note": " ".join(run.backend_note.split()),
     }
     row |= {f"metrics.{key}": value for key, value in run.metrics.items()}
-    row |= {f"clocks.{key}": value for key, value in run.clocks.items()}
+    if not run.contended:  # as everywhere, times that mean little are not quoted
+        row |= {f"clocks.{key}": value for key, value in run.clocks.items()}
     row |= {f"config.{key}": value for key, value in flatten(run.config).items()}
     return row
 

@@ -18,8 +18,9 @@ from rmsrepro.config.schema import TrainerConfig
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.files import owner_record, to_json, touch_lock, write_atomic
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.processes import Ranks, own_state
 from rmsrepro.runs.progress import ProgressView
-from rmsrepro.runs.records import MetricsLog
+from rmsrepro.runs.records import MetricsLog, NoLog
 from rmsrepro.runs.seeding import rng_state, set_rng_state
 from rmsrepro.runs.trackers import Tracker
 from rmsrepro.tasks.base import Task
@@ -82,12 +83,13 @@ class RunCallback(L.Callback):
         folder: Path,
         trainer_config: TrainerConfig,
         clocks: Clocks,
-        log: MetricsLog,
+        log: MetricsLog | NoLog,
         tracker: Tracker,
         view: ProgressView,
         interruption: Interruption,
         payload: dict[str, Any],
         running: Callable[[int], dict[str, Any]],
+        ranks: Ranks | None = None,
     ) -> None:
         self._folder = folder
         self._config = trainer_config
@@ -98,12 +100,14 @@ class RunCallback(L.Callback):
         self._interruption = interruption
         self._payload = payload
         self._running = running
+        self._ranks = ranks or Ranks()
         self._divergence = Divergence(trainer_config.divergence_factor)
         self._tokens = 0
         self._start_step = 0
         self._start_seconds = 0.0
         self._last_step = -1
         self._beat = 0.0
+        self._told: int | None = None
         self.warmup_steps = 0
         self.warmup_s = 0.0
         self.validated_step = -1
@@ -121,26 +125,31 @@ class RunCallback(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         assert isinstance(pl_module, Task)
+        own = {"training_buffer": pl_module.training_buffer(), "rng": rng_state()}
         checkpoint[STATE_KEY] = {
             **self._payload,
             "pending_row": self._log.pending,
-            "training_buffer": pl_module.training_buffer(),
+            **own,
             "divergence": self._divergence.state_dict(),
             "step": trainer.global_step,
             "tokens": self._tokens,
             "clocks": self._clocks.state_dict(),
-            "rng": rng_state(),
         }
+        if self._ranks.size > 1:
+            checkpoint[STATE_KEY]["ranks"] = self._ranks.gather(own)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         assert isinstance(pl_module, Task)
         state = checkpoint[STATE_KEY]
-        set_rng_state(state["rng"])
+        own = own_state(state, self._ranks)
+        if own is None:
+            return  # a process more than its parent had
+        set_rng_state(own["rng"])
         if state["run_id"] == self._payload["run_id"]:
             # Not for a run that continues a parent: its first row speaks of its own updates.
-            pl_module.load_training_buffer(state["training_buffer"])
+            pl_module.load_training_buffer(own["training_buffer"])
 
     # ------------------------------------------------------------------------ training
 
@@ -172,7 +181,7 @@ class RunCallback(L.Callback):
         batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Task)
-        self._tokens += batch.num_tokens
+        self._tokens += batch.whole_tokens
         step = trainer.global_step
         if step == self._last_step:
             return  # in the middle of an accumulated update
@@ -185,6 +194,8 @@ class RunCallback(L.Callback):
         if (boundary or pl_module.device.type == "cpu") and (loss := pl_module.last_loss_value()) is not None:
             self.diverged = self._divergence.reason(loss)
         validates = step % (self._config.val_every or 1) == 0
+        if self._ranks.size > 1 and (boundary or validates or pl_module.device.type == "cpu"):
+            self._told = self._ranks.told(self._interruption.pending, pl_module.device)
         if boundary or self.diverged:
             # At the last step the run validates too, there or after the loop.
             more = not self.diverged and (validates or step >= self._config.max_steps)
@@ -225,13 +236,21 @@ class RunCallback(L.Callback):
     def beat(self, step: int) -> None:
         """Tell `rmsrepro status` that the run lives and how far it is."""
         self._beat = time.monotonic()
+        if not self._ranks.first:
+            return
         touch_lock(self._folder)
         told = to_json({**owner_record(), **self._running(step)})
         # Every two seconds of training, and of no use after a crash.
         write_atomic(self._folder / "running.json", told, durable=False)
 
     def _safe_point(self, trainer: L.Trainer, step: int) -> None:
-        if self._interruption.pending is not None:
+        if self._ranks.size > 1:
+            # One process alone must not stop: the others would wait for it. So what was agreed on counts.
+            if self._told is not None:
+                self.save(trainer)
+                self._interruption.pending = self._told
+                self._interruption.check()
+        elif self._interruption.pending is not None:
             self.save(trainer)
             self._interruption.check()
         if step % (self._config.checkpoint_every or 1) == 0 or step >= self._config.max_steps:
@@ -243,10 +262,12 @@ class RunCallback(L.Callback):
             target = self._folder / "checkpoints" / "last.ckpt"
             temporary = target.with_name("last.ckpt.tmp")
             try:
-                trainer.save_checkpoint(temporary)
-                temporary.replace(target)
+                trainer.save_checkpoint(temporary)  # all processes take part, the first one writes
+                if self._ranks.first:
+                    temporary.replace(target)
             finally:
-                temporary.unlink(missing_ok=True)
+                if self._ranks.first:
+                    temporary.unlink(missing_ok=True)
 
     # ---------------------------------------------------------------------- validation
 

@@ -15,15 +15,17 @@ from rich.console import Console
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import Strategy, TrainConfig
 from rmsrepro.data import build_data
 from rmsrepro.runs.callbacks import RunCallback
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.clocks import Clocks
+from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
 from rmsrepro.runs.environment import environment
-from rmsrepro.runs.files import to_json, write_atomic
+from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import Identity
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.processes import END_S, Followers, followers, threads_each
 from rmsrepro.runs.progress import progress_view, speaker
 from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
@@ -55,6 +57,7 @@ class Run:
         self.config, self.identity, self.folder, self.console = config, identity, folder, console
         self.parent, self.interruption, self.backend_note = parent, interruption, backend_note
         self.clocks = Clocks()
+        self._neighbours = Neighbours(folder)
         self.say = speaker(console)
         self.training_began = False
         self._callback: RunCallback | None = None
@@ -69,8 +72,18 @@ class Run:
         """Prepare, train, score and record; raise whatever goes wrong."""
         config = self.config
         (self.folder / "error.txt").unlink(missing_ok=True)
-        if config.trainer.num_threads is not None:
-            torch.set_num_threads(config.trainer.num_threads)
+        if (threads := threads_each(config.trainer)) is not None:
+            torch.set_num_threads(threads)
+        with followers(config.trainer) as others:
+            module, data, device = self._train(others)
+        if self._callback is not None and self._callback.diverged:
+            return self._close("diverged", self._callback.diverged)
+        self._score(module, data, device)
+        return self._close("completed", None)
+
+    def _train(self, others: Followers) -> tuple[Task, Any, torch.device]:
+        """Train to the last step and validate there; return the model, its data and its device."""
+        config, ranks = self.config, others.ranks
         start = self._starting_point()
         data = build_data(
             config.data,
@@ -81,11 +94,15 @@ class Run:
         )
         data.setup("fit")
         module = build_task(config, data)
+        module.processes = ranks.size
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
         self._write_description(data)
         step = start.step if start else 0
         data.start_batch = step * config.trainer.accumulate
         own = start if start is not self.parent else None
+        if own is not None:  # its clocks go on from there
+            before = (own.state, read_json(self.folder / "result.json") or {})
+            self._neighbours.found |= any(map(is_contended, before))
         self._log = MetricsLog(
             self.folder / "metrics.jsonl",
             keep_to_step=step if own else None,
@@ -102,6 +119,12 @@ class Run:
         with progress_view(
             self.console, title, config.trainer.max_steps, enabled=config.trainer.progress
         ) as view:
+            payload = self._payload(data)
+
+            def running(step: int) -> dict[str, Any]:
+                payload["flags"] = self._flags()
+                return {"step": step, "max_steps": config.trainer.max_steps}
+
             self._callback = RunCallback(
                 folder=self.folder,
                 trainer_config=config.trainer,
@@ -110,32 +133,57 @@ class Run:
                 tracker=self._tracker,
                 view=view,
                 interruption=self.interruption,
-                payload=self._payload(data),
-                running=lambda step: {"step": step, "max_steps": config.trainer.max_steps},
+                payload=payload,
+                running=running,
+                ranks=ranks,
             )
             if own:
                 self._callback.load(own.state)
             seed_dropout(config.seed)
             self.training_began = True
             self._callback.beat(step)
+            others.go(self._order(start, own is not None))
             with quiet_lightning():
-                trainer = make_trainer(config, self._callback)
+                trainer = make_trainer(config, self._callback, ranks=ranks)
                 # Loaders instead of the data module: with one, Lightning looks for hooks of its three times a
                 # step, and this one has none.
                 trainer.fit(
                     module,
-                    train_dataloaders=data.train_dataloader(),
-                    val_dataloaders=data.val_dataloader(),
+                    train_dataloaders=ranks.part_of(data.train_dataloader()),
+                    val_dataloaders=ranks.part_of(data.val_dataloader()),
                     ckpt_path=str(start.path) if start else None,
                     weights_only=True,
                 )
                 self._step = trainer.global_step
                 self.interruption.check()
+                device = trainer.strategy.root_device
+                if config.trainer.strategy is not Strategy.single:
+                    # The others are done: this process scores the whole model by itself.
+                    others.end(patience_s=END_S)
+                    if not self._callback.diverged:
+                        module = self._whole(module, data)
+                    module.processes = 1
                 self._finish_validation(trainer, module, data)
-        if self._callback.diverged:
-            return self._close("diverged", self._callback.diverged)
-        self._score(module, data, trainer.strategy.root_device)
-        return self._close("completed", None)
+        return module, data, device
+
+    def _order(self, start: Checkpoint | None, own: bool) -> dict[str, Any]:
+        """What another process has to know to build the same run (see `rmsrepro.runs.follower`)."""
+        return {
+            "config": plain(self.config),
+            "run_id": self.identity.run_id,
+            "folder": str(self.folder),
+            "cache_dir": str(tokenizer_cache(self.config)),
+            "ckpt": str(start.path) if start else None,
+            "own": own,
+        }
+
+    def _whole(self, module: Task, data: Any) -> Task:
+        """Return the whole model where each process had a part of it: from the checkpoint just written."""
+        if self.config.trainer.strategy is not Strategy.fsdp:
+            return module
+        whole = build_task(self.config, data)
+        whole.load_state_dict(load_checkpoint(self.folder).content["state_dict"])
+        return whole
 
     def _starting_point(self) -> Checkpoint | None:
         """This run's own last checkpoint, else its parent's."""
@@ -165,7 +213,10 @@ class Run:
         if newest.get("step") == self._step and "val_loss" in newest:
             return  # resumed from a checkpoint that was written after the last validation
         self.clocks.switch("eval")
-        trainer.validate(module, dataloaders=data.val_dataloader(), verbose=False)
+        if self.config.trainer.strategy is Strategy.single:
+            trainer.validate(module, dataloaders=data.val_dataloader(), verbose=False)
+        else:
+            module.validation_metrics = evaluate(module, data, "val", trainer.strategy.root_device)
         self.clocks.switch("other")
         self._callback.record(self._step, dict(module.validation_metrics))
         if not math.isfinite(module.validation_metrics.get("val_loss", 0.0)):
@@ -254,8 +305,12 @@ class Run:
             "data_hash": self.identity.content["data"],
             "parent": self.parent.run_id if self.parent else None,
             "error": error,
-            "flags": flags(self.config),
+            "flags": [*flags(self.config), *self._flags()],
         }
+
+    def _flags(self) -> list[str]:
+        """What is to be known about the run's times; kept in checkpoints too."""
+        return [CONTENDED] if self._neighbours.look() else []
 
     # --------------------------------------------------------------------- other ends
 

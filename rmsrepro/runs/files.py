@@ -85,6 +85,8 @@ def alive(owner: dict[str, Any], path: Path | None = None) -> bool:
     """
     if not isinstance(owner.get("host"), str):
         return False  # damaged: it names no process
+    if _started_again(owner):
+        return False
     if owner["host"] != socket.gethostname():
         signs = [number(owner.get("updated"))]
         if path is not None:
@@ -102,6 +104,20 @@ def alive(owner: dict[str, Any], path: Path | None = None) -> bool:
     except PermissionError:
         pass
     return owner.get("start") in (None, process_start(pid))
+
+
+def _slurm_job() -> dict[str, Any]:
+    """The job of Slurm that this process belongs to, and how often it was started before; empty outside."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return {} if job is None else {"job": job, "restarts": int(os.environ.get("SLURM_RESTART_COUNT") or 0)}
+
+
+def _started_again(owner: dict[str, Any]) -> bool:
+    """Whether `owner` is of this process's own job of Slurm, from before Slurm started it again."""
+    own = _slurm_job()
+    if not own or str(owner.get("job")) != own["job"]:
+        return False
+    return number(owner.get("restarts"), math.inf) < own["restarts"]
 
 
 def touch_lock(folder: Path) -> None:
@@ -126,6 +142,7 @@ def owner_record() -> dict[str, Any]:
         "host": socket.gethostname(),
         "start": process_start(os.getpid()),
         "updated": time.time(),
+        **_slurm_job(),
     }
 
 

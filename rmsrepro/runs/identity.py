@@ -14,9 +14,9 @@ import torch
 from rmsrepro.config.errors import UserError, first_line
 from rmsrepro.config.later import without_later
 from rmsrepro.config.plain import plain
-from rmsrepro.config.schema import GRUConfig, TrainConfig, TrainerConfig
+from rmsrepro.config.schema import GRUConfig, Strategy, TrainConfig, TrainerConfig
 from rmsrepro.norms import norm_info
-from rmsrepro.norms.given import check_task
+from rmsrepro.norms.given import check_processes, check_task
 from rmsrepro.norms.trial import try_norm
 from rmsrepro.runs.files import to_json
 from rmsrepro.tasks import norm_spec
@@ -55,6 +55,7 @@ def check_norm(config: TrainConfig) -> None:
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
     check_task(spec.name, config.task.name)
+    check_processes(spec.name, config.trainer)
 
 
 def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) -> Identity:
@@ -94,6 +95,9 @@ def identify(config: TrainConfig, *, data_hash: str, parent: str | None = None) 
     if config.trainer.divergence_factor != TrainerConfig.divergence_factor:
         # It decides whether a run ends as `diverged`; most never touch it.
         content["divergence_factor"] = config.trainer.divergence_factor
+    if config.trainer.strategy is Strategy.fsdp or config.trainer.devices > 1:
+        # The sums over a batch run in another order, and each process draws its own dropout.
+        content["processes"] = [config.trainer.strategy.value, config.trainer.devices]
     digest = hashlib.sha256(to_json(content, indent=None).encode()).hexdigest()[:10]
     group = "-".join(
         slug(part) for part in (config.task.name, config.data.name, config.model.name, spec.name)

@@ -1,4 +1,4 @@
-"""Jobs through Hydra's own launchers: one after another here, or spread over warm worker processes."""
+"""Jobs through Hydra's own launchers: one after another here, in worker processes, or in a queue."""
 
 from __future__ import annotations
 
@@ -15,17 +15,9 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
-from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import quoted
-
-LAUNCHERS = ("basic", "joblib")
-
-
-def check_launcher(name: str) -> None:
-    """Raise UserError for a launcher that does not exist."""
-    if name not in LAUNCHERS:
-        hint = nearest(name, LAUNCHERS)
-        raise UserError(f"launcher={name}: there is no such launcher{hint} (one of: {', '.join(LAUNCHERS)})")
+from rmsrepro.runs.launchers import LauncherOptions
+from rmsrepro.runs.submitted import launch_in_queue, launch_locally
 
 
 def launch(
@@ -33,48 +25,60 @@ def launch(
     jobs: Sequence[Sequence[str]],
     *,
     base: Sequence[str],
-    launcher: str,
-    n_jobs: int,
+    launcher: LauncherOptions,
+    folder: Path,
 ) -> list[Any]:
     """Run `task` on the composed config of each job and return what it returned, in order.
 
     This is the launching half of Hydra's multirun: a sweeper's product of values is not used, since the
-    jobs of a study or of a merged sweep are a list. Call it inside `Composer`.
+    jobs of a study or of a merged sweep are a list. Call it inside `Composer`. Of a job that submitit lost
+    (killed, cancelled) a `submitted.Lost` is returned.
 
     Args:
         task: importable by name, since workers receive it pickled.
         jobs: the overrides of each job.
         base: overrides that go before each job's own (the search path).
+        folder: where submitit keeps its files; on a cluster, one that all machines see.
     """
-    check_launcher(launcher)
     _let_workers_import()
+    texts = [[*base, *job] for job in jobs]
+
+    def launch_part(part: Sequence[Sequence[str]], files: Path) -> list[Any]:
+        runner = make_runner(task, base=base, launcher=launcher, folder=files)
+        return [item.return_value for item in runner.launch(part, initial_job_idx=0)]
+
+    if launcher.name == "submitit_local":
+        return launch_locally(launch_part, texts, launcher.here, folder)
+    if launcher.name == "submitit_slurm":
+        return launch_in_queue(launch_part, texts, folder)
+    results = launch_part(texts, folder)
+    if launcher.name == "joblib":
+        _end_workers()
+    return results
+
+
+def make_runner(
+    task: Callable[[DictConfig], Any], *, base: Sequence[str], launcher: LauncherOptions, folder: Path
+) -> Any:
+    """Return Hydra's launcher, set up; call it inside `Composer`."""
+    # Another machine need not have this one's folder for temporary files.
+    where = folder if launcher.name == "submitit_slurm" else Path(tempfile.gettempdir())
     overrides = [
         *base,
-        f"hydra/launcher={launcher}",
+        *launcher.overrides(folder.as_posix()),
         # Where Hydra would write, if it were to write anything. A path of the user may hold what OmegaConf
         # takes for an interpolation.
-        f"hydra.sweep.dir={quoted(Path(tempfile.gettempdir()).as_posix())}",
+        f"hydra.sweep.dir={quoted(where.as_posix())}",
         "hydra.sweep.subdir=.",
         "hydra.output_subdir=null",
         "hydra.job.chdir=false",
         "hydra/job_logging=none",
         "hydra/hydra_logging=none",
     ]
-    if launcher == "joblib":
-        # One task at a time for each worker: a batch would leave one worker idle at the end.
-        overrides += [
-            f"hydra.launcher.n_jobs={n_jobs}",
-            "hydra.launcher.batch_size=1",
-            "hydra.launcher.pre_dispatch=all",
-        ]
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("train", overrides, run_mode=RunMode.MULTIRUN)
     context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
-    runner = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
-    returns = runner.launch([[*base, *job] for job in jobs], initial_job_idx=0)
-    if launcher == "joblib":
-        _end_workers()
-    return [item.return_value for item in returns]
+    return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
 
 
 def _end_workers() -> None:

@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.lost import stamp
 from rmsrepro.runs.reasons import DIVERGED
@@ -97,6 +98,8 @@ class Monitor:
         seconds = number(clocks.get("total_s")) if isinstance(clocks, dict) else 0.0
         tail = f"  val_loss {loss:.4f}" if isinstance(loss, int | float) else ""
         line = f"[{done}/{self._total}] {status} {run_id}{tail}  {seconds:.1f} s"
+        if is_contended(result):
+            line += " (contended)"
         if status in ("failed", "diverged"):
             line += f"\n  {self._reason(run_id, status, str(result.get('error')))}\n  overrides: {overrides}"
         elif self._progress is None and done < self._total:

@@ -92,6 +92,15 @@ class MetricsLog:
         self._pending = None
 
 
+class NoLog:
+    """The log of a process that writes no records (one of several that train a run together)."""
+
+    pending: dict[str, Any] | None = None
+
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        """Nothing."""
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a `metrics.jsonl`; a torn last line (a crash while writing) is left out."""
     rows: dict[int, dict[str, Any]] = {}

@@ -22,9 +22,14 @@ def stream_seed(seed: int, stream: str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def seed_dropout(seed: int) -> None:
-    """Seed torch's global generators, from which dropout draws; nothing else in a run uses them."""
-    torch.manual_seed(stream_seed(seed, "dropout"))
+def seed_dropout(seed: int, rank: int = 0) -> None:
+    """Seed torch's global generators, from which dropout draws; nothing else in a run uses them.
+
+    Args:
+        rank: number of the process, where several train a run together: each draws masks of its own.
+    """
+    own = stream_seed(seed, "dropout")
+    torch.manual_seed(stream_seed(own + rank, "dropout") if rank else own)
 
 
 def rng_state() -> dict[str, object]:

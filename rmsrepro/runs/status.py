@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import alive, number, read_json
 from rmsrepro.runs.manifests import Manifest, read_manifests
 
@@ -59,6 +60,8 @@ class Status:
     """Runs that were never begun, of sweeps whose process is gone."""
     sweeps: list[SweepRow] = field(default_factory=list)
     seconds_left: float | None = None
+    contended: bool = False
+    """Whether `seconds_left` comes from runs that shared the machine with others."""
 
     @property
     def headline(self) -> str:
@@ -69,11 +72,10 @@ class Status:
         if self.abandoned:
             parts.append(f"{self.abandoned} of abandoned sweeps")
         text = ", ".join(parts)
-        return (
-            f"{text}, about {self.seconds_left:.0f} s to go"
-            if self.seconds_left is not None and self.left
-            else text
-        )
+        if self.seconds_left is None or not self.left:
+            return text
+        shared = " (by contended runs)" if self.contended else ""
+        return f"{text}, about {self.seconds_left:.0f} s to go{shared}"
 
 
 def read_status(out_dir: Path) -> Status:
@@ -83,11 +85,11 @@ def read_status(out_dir: Path) -> Status:
     """
     now = Status()
     states: dict[str, str] = {}
-    finished_s: list[float] = []
+    by_kind: dict[bool, list[float]] = {False: [], True: []}
     runs = out_dir / "runs"
     for folder in sorted(runs.iterdir()) if runs.is_dir() else []:
         if folder.is_dir():
-            states[folder.name] = _look(folder, now, finished_s)
+            states[folder.name] = _look(folder, now, by_kind)
     manifests, damaged = read_manifests(out_dir)
     pending = {one.sweep_id: [run_id for run_id in one.run_ids if run_id not in states] for one in manifests}
     waiting = sorted({run_id for one in manifests if one.live for run_id in pending[one.sweep_id]})
@@ -100,14 +102,19 @@ def read_status(out_dir: Path) -> Status:
         note = f"a sweep's file, damaged; rmsrepro status forget={path.stem} removes it"
         now.rows.append(Row("unreadable", f"{path.parent.name}/{path.name}", "", note))
     now.sweeps = _sweeps(manifests, states)
-    if finished_s:
+    now.contended = not by_kind[False]
+    if finished_s := by_kind[now.contended]:
         workers = max(1, now.running)
         now.seconds_left = sum(finished_s) / len(finished_s) * (now.left + now.running / 2) / workers
     return now
 
 
-def _look(folder: Path, now: Status, finished_s: list[float]) -> str:
-    """Count one run, with a row where it is worth one; return its state."""
+def _look(folder: Path, now: Status, by_kind: dict[bool, list[float]]) -> str:
+    """Count one run, with a row where it is worth one; return its state.
+
+    Args:
+        by_kind: the seconds of finished runs, by whether they were contended.
+    """
     running = read_json(folder / "running.json")
     owner = read_json(folder / "lock.json")
     result = read_json(folder / "result.json")
@@ -126,7 +133,7 @@ def _look(folder: Path, now: Status, finished_s: list[float]) -> str:
     if state == "completed":
         now.completed += 1
         if seconds := total_seconds(result):
-            finished_s.append(seconds)
+            by_kind[is_contended(result)].append(seconds)
         return state
     if state in ("failed", "diverged", "interrupted"):
         setattr(now, state, getattr(now, state) + 1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -19,7 +22,7 @@ from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
-from rmsrepro.config.schema import Backend, Placement, TrainConfig
+from rmsrepro.config.schema import Backend, Placement, Strategy, TrainConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
@@ -28,12 +31,14 @@ from rmsrepro.runs.files import read_json, to_json
 from rmsrepro.runs.identity import check_norm, failed_id, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
+from rmsrepro.runs.launchers import LauncherOptions
 from rmsrepro.runs.lost import End, Rounds, record_loss, was_struck
 from rmsrepro.runs.manifests import release_manifest, touch_manifest, write_manifest
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.result import finished_result, record_failure, runs_dir
 from rmsrepro.runs.status import total_seconds
+from rmsrepro.runs.submitted import Lost, Requeue
 from rmsrepro.runs.train import OtherModel, check_continuation, nothing_to_do, train
 from rmsrepro.runs.workers import (
     become_sweep,
@@ -73,8 +78,7 @@ class Job:
 class SweepOptions:
     """How the jobs of a sweep are run."""
 
-    launcher: str = "basic"
-    n_jobs: int = 1
+    launcher: LauncherOptions = field(default_factory=LauncherOptions)
     on_error: str = "continue"
     num_threads: int | None = None
     command: str = ""
@@ -105,6 +109,8 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
     for overrides in jobs:
         config = to_train_config(composer.raw(list(overrides)), chosen_experiment(overrides))
         planned.append(Job(list(overrides), config))
+    for job in planned:
+        _check_one_process(job)
     check_norm_parameters([job.config for job in planned])
     for job in planned:
         placement = job.config.placement
@@ -146,6 +152,23 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
             job.skipped, job.status = True, str(done["status"])
             job.seconds = total_seconds(done)
     return SweepPlan(list(merged.values()), notes)
+
+
+def _check_one_process(job: Job) -> None:
+    """Refuse a job of several processes: a launcher gives each job one.
+
+    Raises:
+        UserError: what to do instead.
+    """
+    strategy = job.config.trainer.strategy
+    if strategy is Strategy.single:
+        return
+    kept = " ".join(item.text for item in job.overrides if item.key != "study_name")
+    raise UserError(
+        f"trainer={strategy.value}: a sweep gives each job one process, so nothing was started; train one "
+        f"run after another (rmsrepro train {kept}; the report shows them together), or leave it out and "
+        "spread the jobs over the devices: n_jobs=N, or launcher=submitit_slurm"
+    )
 
 
 def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
@@ -197,7 +220,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
             console.print(f"failed: {job.text}", highlight=False, markup=False, soft_wrap=True)
             if options.on_error == "stop":
                 return plan.jobs
-    folder = runs_dir(out_dir)
+    folder, launcher = runs_dir(out_dir), options.launcher
     # One that brought its process down may do so again: the others come first.
     todo = sorted(plan.todo, key=lambda job: was_struck(folder / job.run_id))
     manifest = write_manifest(
@@ -213,32 +236,75 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
     try:
         if todo:
             folder.mkdir(parents=True, exist_ok=True)
-            notes = {job.run_id: job.backend_note for job in todo if job.backend_note}
-            task = partial(run_job, backend_notes=notes)
-
-            def run(part: Sequence[Job], alone: bool) -> list[End]:
-                # With one worker joblib runs a job in this very process, which must outlive it.
-                n_jobs = min(max(2, options.n_jobs), max(2, len(part))) if alone or options.n_jobs > 1 else 1
-                texts = [_job_overrides(job, options) for job in part]
-                return launch(task, texts, base=base, launcher=options.launcher, n_jobs=n_jobs)
-
             jobs = [(job.run_id, job.text) for job in todo]
-            with Monitor(console, jobs, folder, partial(touch_manifest, manifest)) as monitor:
-                size = 0
-                if options.on_error == "stop":
-                    # A launcher takes its whole list at once; stopping at a failure needs to look after each
-                    # round.
-                    size = options.n_jobs if options.launcher == "joblib" else 1
+            with (
+                _told_what_goes_on(launcher, console),
+                Monitor(console, jobs, folder, partial(touch_manifest, manifest)) as monitor,
+            ):
+                # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
+                size = launcher.here if options.on_error == "stop" else 0
+                run = _launching(todo, options, base, out_dir)
                 rounds = Rounds(run, folder, partial(record_loss, folder), monitor.say)
-                _interruptible(partial(rounds.run, todo, size))
+                _interruptible(partial(rounds.run, todo, size), launcher.here)
     finally:
         release_manifest(manifest)
     return plan.jobs
 
 
-def _interruptible(run: Callable[[], None]) -> None:
+def _launching(
+    todo: Sequence[Job], options: SweepOptions, base: Sequence[str], out_dir: Path
+) -> Callable[[Sequence[Job], bool], list[End]]:
+    """Return the function that runs some of the jobs (True: one by itself) and returns their ends."""
+    notes = {job.run_id: job.backend_note for job in todo if job.backend_note}
+    task = partial(run_job, backend_notes=notes)
+    files = out_dir / "sweeps" / f"submitit-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+    launches = itertools.count()
+
+    def run(part: Sequence[Job], alone: bool) -> list[End]:
+        launcher = options.launcher
+        if launcher.n_jobs is not None:
+            n_jobs = min(launcher.n_jobs, len(part))
+            if launcher.name == "joblib" and (alone or launcher.n_jobs > 1):
+                # With one worker joblib runs a job in this very process, which must outlive it.
+                n_jobs = max(2, n_jobs)
+            launcher = replace(launcher, n_jobs=n_jobs)
+        texts = [_job_overrides(job, options) for job in part]
+        place = files / str(next(launches))
+        results = launch(task, texts, base=base, launcher=launcher, folder=place)
+        return [_end(job, result) for job, result in zip(part, results, strict=False)]
+
+    return run
+
+
+def _end(job: Job, result: End | Lost) -> End:
+    """Return how a job ended; one that gave no result by its record, without which it has failed."""
+    if not isinstance(result, Lost):
+        return result
+    record = read_json(runs_dir(job.config.out_dir) / job.run_id / "result.json") or {}
+    status, error = str(record.get("status", "failed")), record.get("error")
+    if status == "interrupted" or "status" not in record:
+        status, error = "failed", f"{result.error}; the same command goes on with the run"
+    return {"run_id": job.run_id, "status": status, "error": error, "seconds": total_seconds(record)}
+
+
+@contextlib.contextmanager
+def _told_what_goes_on(launcher: LauncherOptions, console: Console) -> Iterator[None]:
+    """Say, when the sweep is interrupted, what becomes of jobs that are not its own processes."""
+    try:
+        yield
+    except Interrupted:
+        if launcher.name == "submitit_slurm":
+            console.print(
+                "interrupted: the jobs that were submitted go on (squeue --me lists them; scancel ends one, "
+                "which saves its run first); the same command leaves running and finished ones as they are",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
+        raise
+
+
+def _interruptible(run: Callable[[], None], jobs_here: int) -> None:
     """Run jobs; a signal to this process ends its workers, which save their runs first."""
-    become_sweep()
+    become_sweep(jobs_here)
     # The workers are stopped before the exception: joblib kills them outright when it sees one.
     with handling_signals(before=stop_workers):
         run()
@@ -255,23 +321,29 @@ def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, A
     watch_between_jobs()
     if told_to_stop():
         return {"run_id": run_id, "status": "planned", "error": None, "seconds": 0.0}
+    requeue = Requeue()
     try:
         load_plugins(list(config.plugins))
         typed = to_train_config(config)
         drop_foreign_parameters(typed)
         typed = resolve(typed)
         quiet = Console(quiet=True)
-        result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
+        # A worker that is told to stop before its run watches for that does not begin it.
+        with handling_signals() if is_worker() else contextlib.nullcontext():
+            result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
         run_id, status, error = result.run_id, result.status, result.error
-    except Interrupted:
+    except Interrupted as interrupted:
         if not is_worker():
             raise
         stop_after_this_job()
+        requeue.leave(interrupted.exit_code)
         status, error = "interrupted", None
     except Exception as problem:
         status, error = "failed", explain(problem)
         if typed is not None:
             run_id = _record_early_failure(typed, problem)
+    finally:
+        requeue.close()
     return {"run_id": run_id, "status": status, "error": error, "seconds": time.perf_counter() - start}
 
 

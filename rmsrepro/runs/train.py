@@ -14,7 +14,7 @@ from rich.console import Console
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import override_text
 from rmsrepro.config.plain import plain
-from rmsrepro.config.schema import TrainConfig, TrainerConfig
+from rmsrepro.config.schema import Strategy, TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint, tell_changed_norm
 from rmsrepro.runs.execution import Run
@@ -43,13 +43,22 @@ def plan(config: TrainConfig) -> tuple[Identity, Checkpoint | None]:
 
 def check_hardware(trainer: TrainerConfig) -> None:
     """Raise UserError for hardware that is not there, or not supported."""
+    if trainer.strategy is Strategy.fsdp and (trainer.accelerator == "cpu" or not torch.cuda.is_available()):
+        why = "trainer.accelerator=cpu" if trainer.accelerator == "cpu" else "torch sees none here"
+        raise UserError(
+            f"trainer=fsdp: it needs a GPU for each of its processes, and {why}; use trainer=ddp on CPUs"
+        )
     if trainer.accelerator == "gpu" and not torch.cuda.is_available():
         raise UserError(
             "trainer.accelerator=gpu: torch sees no GPU here; use trainer.accelerator=auto (or cpu), or "
             "install a build of torch for your GPU"
         )
-    if trainer.devices != 1:
-        raise UserError(f"trainer.devices={trainer.devices}: a run uses one device; set trainer.devices=1")
+    devices = torch.cuda.device_count() if trainer.accelerator != "cpu" else 0
+    if devices and trainer.devices > devices:
+        raise UserError(
+            f"trainer.devices={trainer.devices}: torch sees {devices} GPU(s) here; set "
+            f"trainer.devices={devices}, or trainer.accelerator=cpu"
+        )
 
 
 class OtherModel(UserError):

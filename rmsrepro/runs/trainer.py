@@ -8,17 +8,25 @@ import warnings
 from collections.abc import Iterator
 
 import lightning as L
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config import schema
+from rmsrepro.config.schema import TrainConfig, TrainerConfig
+from rmsrepro.runs.processes import Ranks
 
 
-def make_trainer(config: TrainConfig, *callbacks: L.Callback) -> L.Trainer:
-    """Return the Trainer of a run with these callbacks."""
+def make_trainer(config: TrainConfig, *callbacks: L.Callback, ranks: Ranks | None = None) -> L.Trainer:
+    """Return the Trainer of a run with these callbacks.
+
+    Args:
+        ranks: this process among those of the run, where trainer.strategy asks for it.
+    """
     trainer = config.trainer
     every = (trainer.val_every or 1) * trainer.accumulate
     return L.Trainer(
         accelerator=trainer.accelerator,
         devices=trainer.devices,
+        strategy=_strategy(trainer, ranks),
         precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
         max_steps=trainer.max_steps,
         max_epochs=-1,
@@ -33,6 +41,16 @@ def make_trainer(config: TrainConfig, *callbacks: L.Callback) -> L.Trainer:
         use_distributed_sampler=False,
         callbacks=list(callbacks),
     )
+
+
+def _strategy(trainer: TrainerConfig, ranks: Ranks | None) -> Strategy | str:
+    """Return Lightning's strategy for processes that have been started already."""
+    if ranks is None or trainer.strategy is schema.Strategy.single:
+        return "auto"
+    if trainer.strategy is schema.Strategy.fsdp:
+        # One file with the whole state, as the others write it.
+        return FSDPStrategy(cluster_environment=ranks.environment, state_dict_type="full")
+    return "auto" if ranks.size == 1 else DDPStrategy(cluster_environment=ranks.environment)
 
 
 @contextlib.contextmanager

@@ -5,24 +5,56 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from rmsrepro.runs.interruption import SIGNALS
 
 _SWEEP = "RMSREPRO_SWEEP_PROCESS"
+_TOGETHER = "RMSREPRO_SWEEP_JOBS"
+STOP_FILE = "RMSREPRO_SWEEP_STOP"
+"""The variable that names a file: once it exists, no job of this sweep begins."""
 _stopping = False
+_ends: list[Callable[[], None]] = []
 
 
-def become_sweep() -> None:
-    """Mark this process, for the workers that it will start, as the sweep itself."""
-    os.environ[_SWEEP] = str(os.getpid())
+def become_sweep(jobs_here: int = 1) -> None:
+    """Mark this process, for the workers that it will start, as the sweep itself.
+
+    Args:
+        jobs_here: how many jobs will run on this machine at a time.
+    """
+    global _stopping
+    _stopping = False
+    os.environ[_SWEEP] = _this_process()
+    os.environ[_TOGETHER] = str(jobs_here)
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def is_worker() -> bool:
     """Whether this process is a worker of a sweep."""
-    return os.environ.get(_SWEEP, str(os.getpid())) != str(os.getpid())
+    return os.environ.get(_SWEEP, _this_process()) != _this_process()
+
+
+def jobs_together() -> int:
+    """Return how many jobs the sweep of this process runs on its machine at a time; 1 without a sweep."""
+    return int(os.environ.get(_TOGETHER, "1")) if is_worker() else 1
+
+
+@contextlib.contextmanager
+def end_sweep_with(stop: Callable[[], None]) -> Iterator[None]:
+    """Let `stop_workers` call `stop` too, while the body runs."""
+    _ends.append(stop)
+    try:
+        yield
+    finally:
+        _ends.remove(stop)
 
 
 def told_to_stop() -> bool:
@@ -31,7 +63,8 @@ def told_to_stop() -> bool:
     It does not simply exit: as soon as one worker is gone, the pool kills the others, which may still be
     saving.
     """
-    return _stopping or _orphaned()
+    stop_file = os.environ.get(STOP_FILE)
+    return _stopping or _orphaned() or (stop_file is not None and os.path.exists(stop_file))
 
 
 _parent: int | None = None
@@ -65,6 +98,8 @@ def watch_between_jobs() -> None:
 
 def stop_workers(patience_s: float = 15.0) -> None:
     """Ask the workers of this process to stop, and wait until they have, at most `patience_s`."""
+    for stop in tuple(_ends):
+        stop()
     from joblib.externals.loky import reusable_executor
 
     executor = reusable_executor._executor

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
@@ -18,7 +20,7 @@ from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data.batches import IGNORE
 from rmsrepro.tasks.metrics import TokenMeter
-from rmsrepro.tasks.optim import build_optimizer
+from rmsrepro.tasks.optim import build_optimizer, decayed_parameter_names
 
 SPLITS = ("val", "test")
 
@@ -60,11 +62,15 @@ class Task(L.LightningModule, ABC):
         super().__init__()
         self.config = config
         self.model = model
+        self.processes = 1
+        """Processes that train this run, whose mean gradients an update follows (as DDP and FSDP do it)."""
         self.validation_metrics: dict[str, float] = {}
         """The figures of the last validation: `val_loss`, `val_perplexity` and the task's own."""
         self.hypotheses: dict[str, list[str]] = {}
         """What the last final scoring produced, a text for each example scored, by split."""
         self._meter = TokenMeter()
+        # By now, as FSDP turns matrices into pieces of a vector.
+        self._decayed = decayed_parameter_names(model)
         # Loss sum and target tokens of each batch since the last pop, and of the very last one. Plain
         # lists and dicts, as setting an attribute of a module is slow.
         self._losses: list[tuple[Tensor, int]] = []
@@ -88,10 +94,11 @@ class Task(L.LightningModule, ABC):
     # ----------------------------------------------------------------------- training
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The batch's share of the update's mean loss per target token, times the accumulated batches.
+        """The batch's share of the update's mean loss per target token, times batches and processes.
 
-        Lightning divides by the number of accumulated batches and adds up the gradients, so an update
-        follows the mean over all its tokens, however they are spread over its batches.
+        Lightning divides by the number of accumulated batches and adds up the gradients, and of several
+        processes the mean gradient is taken, so an update follows the mean over all its tokens, however they
+        are spread over its batches and processes.
         """
         logits, targets = self.logits_and_targets(batch)
         loss_sum = nn.functional.cross_entropy(
@@ -102,7 +109,7 @@ class Task(L.LightningModule, ABC):
             label_smoothing=self.label_smoothing,
         )
         self._losses.append((loss_sum.detach(), batch.num_tokens))
-        return loss_sum * (self.config.trainer.accumulate / batch.update_tokens)
+        return loss_sum * (self.config.trainer.accumulate * self.processes / batch.update_tokens)
 
     @property
     def last_loss(self) -> Tensor | None:
@@ -117,9 +124,23 @@ class Task(L.LightningModule, ABC):
         return loss_sum / tokens
 
     def last_loss_value(self) -> float | None:
-        """Return `last_loss` as a number, which waits for the device; None before the first batch."""
+        """Return `last_loss` as a number, which waits for the device; None before the first batch.
+
+        Of several processes it is the loss of the whole batch; all of them have to ask.
+        """
         last = self._losses[-1] if self._losses else self._popped
-        return None if last is None else float(last[0]) / last[1]
+        if last is None:
+            return None
+        loss_sum, tokens = self._over_processes(float(last[0]), last[1])
+        return loss_sum / tokens
+
+    def _over_processes(self, *values: float) -> Sequence[float]:
+        """Return the sums of these numbers over all processes; every process has to call it."""
+        if self.processes == 1:
+            return values
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(sums)
+        return [float(value) for value in sums.cpu()]
 
     def pop_training_metrics(self) -> dict[str, float]:
         """Return what training did since the last call, and forget it.
@@ -127,11 +148,13 @@ class Task(L.LightningModule, ABC):
         `train_loss`: the loss that is optimised (label smoothing and dropout included), in nats, the mean
         over all target tokens since the last call. `grad_norm`: the global gradient norm before
         clipping, and `lr`: the learning rate, both of the last update. Empty when nothing was trained.
+        Of several processes the loss is the mean over the tokens of all, and all of them have to ask.
         """
         if not self._losses:
             return {}
         sums, counts = zip(*self._losses, strict=True)
-        metrics = {"train_loss": float(torch.stack(sums).cpu().double().sum()) / sum(counts)}
+        total, tokens = self._over_processes(float(torch.stack(sums).cpu().double().sum()), sum(counts))
+        metrics = {"train_loss": total / tokens}
         metrics |= {name: float(value) for name, value in self._update.items()}
         self._popped = self._losses[-1]
         self._losses.clear()
@@ -154,7 +177,9 @@ class Task(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW and its schedule, stepped once an update."""
-        optimizer, schedule = build_optimizer(self.model, self.config.optim, self.config.trainer.max_steps)
+        optimizer, schedule = build_optimizer(
+            self.model, self.config.optim, self.config.trainer.max_steps, decayed=self._decayed
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -170,7 +195,13 @@ class Task(L.LightningModule, ABC):
         """
         limit = self.config.optim.clip_norm if gradient_clip_val is None else gradient_clip_val
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if limit is None:
+        strategy = None if self._trainer is None else self._trainer.strategy
+        if isinstance(strategy, FSDPStrategy):
+            # Each process has a part of each gradient; only the wrapper knows the norm of the whole.
+            assert strategy.model is not None
+            clip: Any = strategy.model.clip_grad_norm_
+            self._update["grad_norm"] = clip(math.inf if limit is None else limit)
+        elif limit is None:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             self._update["grad_norm"] = get_total_norm(gradients)
         else:

@@ -53,7 +53,7 @@ class TokenMeter(Metric):
 
     def compute(self) -> dict[str, float]:
         """`loss` in nats a token and `accuracy`, a fraction; both NaN when there was no token."""
-        if not self.tokens:
+        if len(self.tokens) == 0:  # of several processes it is a tensor by now
             return {"loss": math.nan, "accuracy": math.nan, "tokens": 0.0}
         nll, correct, tokens = (
             float(dim_zero_cat(state).cpu().double().sum()) for state in (self.nll, self.correct, self.tokens)

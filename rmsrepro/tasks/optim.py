@@ -8,7 +8,7 @@ so the decayed parameters of two arms that differ only in their norm are the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import nn
 from torch.optim import AdamW
@@ -58,14 +58,19 @@ def learning_rate_factor(config: OptimConfig, max_steps: int) -> Callable[[int],
     return factor
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig, max_steps: int) -> tuple[AdamW, LambdaLR]:
+def build_optimizer(
+    model: nn.Module, config: OptimConfig, max_steps: int, *, decayed: Collection[str] | None = None
+) -> tuple[AdamW, LambdaLR]:
     """Return AdamW (Loshchilov & Hutter 2019) with two groups, decayed first, and its schedule.
 
     The schedule is stepped once after each update. AdamW's fused kernel is used on every device:
     on a CPU it takes a third of the time of the `foreach` path for models of many small tensors, and
     the two agree to the last bits.
+
+    Args:
+        decayed: `decayed_parameter_names`, as they were before the model was wrapped; None: of `model`.
     """
-    decayed = decayed_parameter_names(model)
+    decayed = decayed_parameter_names(model) if decayed is None else decayed
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
         {

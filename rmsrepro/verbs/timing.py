@@ -11,7 +11,7 @@ from rich.text import Text
 from rmsrepro.config.bench import BenchConfig, BenchJobConfig, check_bench_config
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, chosen_experiment, expand, take, unquote
-from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.schema import Strategy, TrainConfig
 from rmsrepro.verbs.bench_text import print_bench
 from rmsrepro.verbs.common import composer, console, label_study, say
 from rmsrepro.verbs.own_models import take_target, with_target
@@ -139,6 +139,10 @@ def prepare_bench(
         # norm=none alone is timed against the layernorm that every bench has.
         base = resolve(next(normed, replace(configs[0], norm={"name": "layernorm"})))
     assert isinstance(base, BenchJobConfig)
+    if base.trainer.strategy is not Strategy.single:
+        raise UserError(
+            f"trainer={base.trainer.strategy.value}: a bench times the step of one process; leave it out"
+        )
     settings = replace(
         base.bench, norms=norm_names, backends=backends, cells=1, reuse=reuse or base.bench.reuse
     )

@@ -35,7 +35,7 @@ def train(overrides: list[Override]) -> int:
     """One run; `show=true` prints its config instead."""
     from rmsrepro.config.compose import to_train_config
     from rmsrepro.config.resolve import resolve
-    from rmsrepro.norms.given import check_norm_parameters, check_task
+    from rmsrepro.norms.given import check_norm_parameters, check_processes, check_task
 
     show, overrides = take(overrides, "show")
     refuse_options_of_sweep(overrides, dry_run="rmsrepro train show=true shows what it would run")
@@ -46,6 +46,7 @@ def train(overrides: list[Override]) -> int:
         check_norm_parameters([config])
         resolved = resolve(config)
         check_task(resolved.norm["name"], resolved.task.name)
+        check_processes(resolved.norm["name"], resolved.trainer)
         if show is not None and truth("show", show):
             from rmsrepro.runs.identity import check_norm
             from rmsrepro.verbs.showing import show_config
@@ -102,6 +103,8 @@ def refuse_options_of_sweep(overrides: Sequence[Override], **instead: str) -> No
     """Refuse an option of `sweep` given to another verb; `instead` says, by option, what does the same."""
     options = {item.name for item in fields(SweepVerb)}
     for item in overrides:
+        if item.key.startswith("launcher."):
+            raise UserError(f"{item.text}: a launcher and its options belong to rmsrepro sweep")
         if item.key in options:
             hint = f" ({instead[item.key]})" if item.key in instead else ""
             raise UserError(f"{item.text}: {item.key} belongs to rmsrepro sweep{hint}")
@@ -109,24 +112,36 @@ def refuse_options_of_sweep(overrides: Sequence[Override], **instead: str) -> No
 
 def sweep(overrides: list[Override]) -> int:
     """Many runs."""
-    from rmsrepro.runs.launch import check_launcher
+    from rmsrepro.runs.launchers import LauncherOptions, check_cluster, check_launcher, check_options
 
     command = command_line("sweep", overrides)
+    same = {"launcher.n_jobs": "n_jobs"}
+    overrides = [Override(same.get(item.key, item.key), item.value) for item in overrides]
+    given = [item for item in overrides if item.key.startswith("launcher.")]
+    overrides = [item for item in overrides if item not in given]
     options, overrides = take_options(SweepVerb, overrides)
+    own = [Override(item.key.removeprefix("launcher."), item.value) for item in given]
     if options.launcher is not None:
         check_launcher(options.launcher)
+        check_options(LauncherOptions(options.launcher, options=own))
+        if not options.dry_run:
+            check_cluster(options.launcher)
+    elif given:
+        raise UserError(f"{given[0].text}: name the launcher too, as in launcher=submitit_slurm")
     if options.n_jobs is not None and options.n_jobs < 1:
         raise UserError(f"n_jobs={options.n_jobs}: expected a whole number above zero")
+    if options.on_error == "stop" and options.launcher == "submitit_slurm":
+        raise UserError("on_error=stop: with launcher=submitit_slurm all jobs are in the queue at once")
     if options.on_error not in ("continue", "stop"):
         hint = nearest(options.on_error, ["continue", "stop"])
         raise UserError(f"on_error={options.on_error}: expected continue or stop{hint}")
     name, rest = take(overrides, "study")
     if name is None:
-        return sweep_jobs(rest, options, command=command)[0]
+        return sweep_jobs(rest, options, launcher_options=own, command=command)[0]
     from rmsrepro.verbs.studies import load_study, restricted
 
     study, rest = restricted(load_study(unquote(name)), rest)
-    return sweep_jobs(rest, options, study, command=command)[0]
+    return sweep_jobs(rest, options, study, launcher_options=own, command=command)[0]
 
 
 def sweep_jobs(
@@ -134,6 +149,7 @@ def sweep_jobs(
     options: SweepVerb,
     study: StudyConfig | None = None,
     *,
+    launcher_options: Sequence[Override] = (),
     command: str = "",
 ) -> tuple[int, list[str]]:
     """Plan and run a sweep (also the first part of `reproduce`); return its exit code and run ids.
@@ -141,16 +157,19 @@ def sweep_jobs(
     Args:
         overrides: those of every job; without a study, all that is swept over.
         study: restricted to what the command line leaves of it (`restricted`).
+        launcher_options: what was given as `launcher.KEY=VALUE`.
         command: what was typed, for `status` to repeat.
     """
+    from rmsrepro.runs.launchers import LauncherOptions
     from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 
-    settings = SweepOptions(
-        launcher=options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
-        n_jobs=options.n_jobs or (2 if options.launcher == "joblib" else 1),
-        on_error=options.on_error,
-        command=command,
+    two = 2 if options.launcher in ("joblib", "submitit_local") else None
+    launcher = LauncherOptions(
+        options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
+        options.n_jobs or two,
+        tuple(launcher_options),
     )
+    settings = SweepOptions(launcher, on_error=options.on_error, command=command)
     if study is None:
         jobs = expand(_last_wins(overrides))
     else:
@@ -160,7 +179,7 @@ def sweep_jobs(
         jobs = [[*split_all(job.overrides, study.name), *overrides] for job in study_jobs(study)]
         settings.num_threads = study.jobs.num_threads
         if options.launcher is None and options.n_jobs is None and study.jobs.n_jobs > 1:
-            settings.launcher, settings.n_jobs = "joblib", study.jobs.n_jobs
+            settings.launcher = LauncherOptions("joblib", study.jobs.n_jobs)
     jobs = [_last_wins(label_study(job)) for job in jobs]
     everything = [item for job in jobs for item in job]
     naming = [item for item in everything if item.key in ("norm", "plugins", *OVERLAYS)]
@@ -196,7 +215,7 @@ def _list_jobs(jobs: Sequence[object]) -> None:
     from rmsrepro.runs.estimate import estimate_seconds
     from rmsrepro.runs.sweep import Job
 
-    total, unknown = 0.0, 0
+    total, unknown, contended = 0.0, 0, False
     known = [
         {
             item.key: item.text
@@ -217,14 +236,16 @@ def _list_jobs(jobs: Sequence[object]) -> None:
         if job.error:
             say(f"    {job.error}")
         elif not job.skipped:
-            seconds = estimate_seconds(job.config)
-            if seconds is None:
+            estimate = estimate_seconds(job.config)
+            if estimate is None:
                 unknown += 1
             else:
-                total += seconds
+                total += estimate.seconds
+                contended |= estimate.contended
     if total:
         say(
             f"about {total:.0f} s of training, by the finished runs of the same kind"
+            + (" (contended: they shared the machine)" if contended else "")
             + (f"; {unknown} unknown" if unknown else "")
         )
     elif unknown:

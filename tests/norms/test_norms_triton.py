@@ -362,6 +362,27 @@ def test_script_says_that_there_is_no_gpu() -> None:
     assert "no CUDA device" in result.stderr
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_script_says_that_fsdp_needs_a_gpu(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--fsdp"]) == 2
+    assert "trainer=fsdp needs one" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_script_compares_two_ways_to_train(script: ModuleType) -> None:
+    cpu = "trainer.accelerator=cpu"
+    same = script.check_training([cpu], [cpu, "trainer=ddp"], seconds=100)
+    assert same["ok"], same
+    assert (same["steps"], same["compared"]) == (2, 6)
+    assert 0 <= same["largest"] < 1e-5
+    other = script.check_training([cpu], [cpu, "seed=2"], seconds=100)
+    assert not other["ok"]
+    assert other["largest"] > 1e-3
+    refused = script.check_training([cpu], [cpu, "trainer=fsdp"], seconds=100)
+    assert not refused["ok"]
+    assert "exit status 2: error: trainer=fsdp: it needs a GPU" in refused["raised"]
+
+
 def test_script_counts_wrong_values(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     found = script.check_values(None, "cpu", every=97)
     assert not any(row["ok"] for row in found)

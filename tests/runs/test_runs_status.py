@@ -22,7 +22,7 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.norms import norm_info
 from rmsrepro.report.load import load_records
 from rmsrepro.report.records import State
-from rmsrepro.runs.estimate import estimate_seconds
+from rmsrepro.runs.estimate import Estimate, estimate_seconds
 from rmsrepro.runs.files import owner_record
 from rmsrepro.runs.identity import failed_id
 from rmsrepro.runs.status import Row, Status, read_status
@@ -129,7 +129,7 @@ def test_an_estimate_passes_over_damaged_records(make_config: Make, tmp_path: Pa
     write(tmp_path, "lm-pydoc-gru-c", **kind | {"clocks": {"total_s": 9.0}, "steps": "x"})
     assert estimate_seconds(config) is None
     write(tmp_path, "lm-pydoc-gru-d", **kind | {"clocks": {"total_s": 9.0}})
-    assert estimate_seconds(config) == 9.0 / 3 * config.trainer.max_steps
+    assert estimate_seconds(config) == Estimate(9.0 / 3 * config.trainer.max_steps, contended=False)
 
 
 def test_status_and_report_agree_on_another_machines_run(tmp_path: Path) -> None:
