@@ -24,8 +24,9 @@ from rmsrepro.bench.result import bench_result
 from rmsrepro.bench.statistics import BlockSample
 from rmsrepro.config.bench import BenchConfig, check_bench_config
 from rmsrepro.config.schema import TrainConfig
-from rmsrepro.runs.files import Locked, lock, read_json, to_json, write_atomic
+from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import slug
+from rmsrepro.runs.locks import Locked, lock
 
 Progress = Callable[[str], None]
 

@@ -16,8 +16,9 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rmsrepro.config.schema import TrainerConfig
 from rmsrepro.runs.clocks import Clocks
-from rmsrepro.runs.files import owner_record, to_json, touch_lock, write_atomic
+from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.owners import owner_record, touch_lock
 from rmsrepro.runs.progress import ProgressView
 from rmsrepro.runs.records import MetricsLog
 from rmsrepro.runs.seeding import rng_state, set_rng_state

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rmsrepro.runs.files import alive, number, read_json
+from rmsrepro.runs.files import number, read_json
+from rmsrepro.runs.owners import alive
 
 
 @dataclass

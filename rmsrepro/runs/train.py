@@ -18,9 +18,9 @@ from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint, tell_changed_norm
 from rmsrepro.runs.execution import Run
-from rmsrepro.runs.files import Locked, lock
 from rmsrepro.runs.identity import Identity, check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
+from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.progress import speaker
 from rmsrepro.runs.result import RunResult, finished_result, flags, runs_dir
 from rmsrepro.tasks import norm_spec, normalisation
