@@ -188,8 +188,13 @@ else in ~/.cache/rmsrepro. CXX names the compiler.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    from rmsrepro.runs.interruption import Interrupted, ending_on_sigterm
+
     try:
-        return _answer(arguments)
+        with ending_on_sigterm():
+            return _answer(arguments)
+    except Interrupted as interrupted:
+        return interrupted.exit_code
     except UserError as error:
         print(_for_screen(f"error: {error}"), file=sys.stderr)
         return 2
@@ -262,7 +267,6 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
 
     overrides = [split_override(item) for item in _with_keys(verb, arguments)]
     from rmsrepro import verbs
-    from rmsrepro.runs.interruption import Interrupted
 
     table: dict[str, Callable[[list[Override]], int]] = {
         "train": verbs.train,
@@ -281,10 +285,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "doctor": verbs.doctor,
         "build-kernels": verbs.build_kernels,
     }
-    try:
-        return table[verb](overrides)
-    except Interrupted as interrupted:
-        return interrupted.exit_code
+    return table[verb](overrides)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,10 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rmsrepro.config.schema import TrainerConfig
+from rmsrepro.data.loaders import ResumableData
+from rmsrepro.runs.checkpoint_files import checkpoint_to_write, discard_unfinished, keep_checkpoint
 from rmsrepro.runs.clocks import Clocks
+from rmsrepro.runs.divergence import Divergence
 from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.interruption import Interruption
 from rmsrepro.runs.owners import owner_record, touch_lock
@@ -28,7 +30,6 @@ from rmsrepro.tasks.base import Task
 STATE_KEY = "rmsrepro"
 """Where a checkpoint keeps what this package adds to Lightning's: config, tokenizers, clocks, RNG state."""
 
-_PATIENCE = 20
 _BEAT_S = 30.0
 
 
@@ -36,37 +37,6 @@ def synchronise(device: torch.device) -> None:
     """Wait for a GPU to finish; on a CPU everything has finished already."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class Divergence:
-    """Decides when a run is beyond help: a loss that is no number, or one far above where it began."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-        self._first: float | None = None
-        self._recent: deque[float] = deque(maxlen=_PATIENCE)
-
-    def reason(self, loss: float) -> str | None:
-        """Take the loss of one update; return why the run has diverged, or None."""
-        if not math.isfinite(loss):
-            return f"the training loss is {loss}"
-        if self._first is None:
-            self._first = loss
-        self._recent.append(loss)
-        limit = self._factor * self._first
-        if len(self._recent) == _PATIENCE and min(self._recent) > limit:
-            return (
-                f"the training loss stayed above {self._factor:g} times its start ({limit:.3g}) "
-                f"for {_PATIENCE} updates looked at"
-            )
-        return None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"first": self._first, "recent": list(self._recent)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._first = state["first"]
-        self._recent = deque(state["recent"], maxlen=_PATIENCE)
 
 
 class RunCallback(L.Callback):
@@ -89,7 +59,15 @@ class RunCallback(L.Callback):
         interruption: Interruption,
         payload: dict[str, Any],
         running: Callable[[int], dict[str, Any]],
+        data: ResumableData[Any] | None = None,
     ) -> None:
+        """See the class.
+
+        Args:
+            payload: what each checkpoint holds of the run.
+            running: from a step to what `running.json` tells.
+            data: whose position each checkpoint holds.
+        """
         self._folder = folder
         self._config = trainer_config
         self._clocks = clocks
@@ -98,6 +76,7 @@ class RunCallback(L.Callback):
         self._view = view
         self._interruption = interruption
         self._payload = payload
+        self._data = data
         self._running = running
         self._divergence = Divergence(trainer_config.divergence_factor)
         self._tokens = 0
@@ -129,6 +108,7 @@ class RunCallback(L.Callback):
             "divergence": self._divergence.state_dict(),
             "step": trainer.global_step,
             "tokens": self._tokens,
+            **({} if self._data is None else {"data": self._data.state_dict()}),
             "clocks": self._clocks.state_dict(),
             "rng": rng_state(),
         }
@@ -239,15 +219,14 @@ class RunCallback(L.Callback):
             self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Replace checkpoints/last.ckpt in one move: a crash leaves the old one or the new one."""
+        """Write checkpoints/last.ckpt; the one before stays as previous.ckpt."""
         with self._clocks.on("checkpoint"):
-            target = self._folder / "checkpoints" / "last.ckpt"
-            temporary = target.with_name("last.ckpt.tmp")
+            self._log.sync()  # a run that goes on from here does not make these rows again
             try:
-                trainer.save_checkpoint(temporary)
-                temporary.replace(target)
+                trainer.save_checkpoint(checkpoint_to_write(self._folder))
+                keep_checkpoint(self._folder)
             finally:
-                temporary.unlink(missing_ok=True)
+                discard_unfinished(self._folder)
 
     # ---------------------------------------------------------------------- validation
 

@@ -1,8 +1,8 @@
 """One of several processes that take a lock, hold it, and die as far as the others can see.
 
-Run as: lock_racer.py LOCK DEAD_RECORD TIMES MODE. Prints how often it held the lock, and how often another held
-it at the same time. In the mode `nfs` the system's locks fail; in `local` each machine (here: each process) has
-its own, as on network file systems of both kinds.
+Run as: lock_racer.py LOCK DEAD_RECORD TIMES MODE. Prints how often it held the lock, and how often another
+held it at the same time. In the mode `nfs` the system's locks fail; in `local` each machine (here: each
+process) has its own, as on network file systems of both kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def without(descriptor: int, operation: int) -> None:
 
 if mode != "posix":
     fcntl.flock = without
-judge, bury = locks.alive, locks._bury
+judge = locks.alive
 
 
 def hesitant(owner: dict[str, object], file: Path | None = None) -> bool:
