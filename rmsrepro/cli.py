@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError, nearest
@@ -30,6 +31,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   status     what is done, running, left rmsrepro status watch=true
   bench      paired timing of norms      rmsrepro bench norm=layernorm,rmsnorm
   reproduce  runs + timing + report      rmsrepro reproduce study=quick
+  export     a wandb mirror of the runs  rmsrepro export wandb
   report     the page, from the records  rmsrepro report
   norms      norms and their parameters  rmsrepro norms norm=prmsnorm
   check-norm a norm's card, measured     rmsrepro check-norm rmsnorm
@@ -128,6 +130,13 @@ usage: rmsrepro report [study=NAME] [out_dir=DIR] [watch=true]
 
 Builds one self-contained HTML page, and results.csv beside it, from whatever
 records exist.""",
+    "export": """\
+usage: rmsrepro export wandb [RUN ...] [out_dir=DIR]
+
+Makes the offline mirror of each run (or of those named, by id or folder) from
+its records: also of runs that were trained with tracker=none. It takes the
+place of the earlier ones of the run, in out_dir/wandb. No account, no network;
+wandb sync uploads them.""",
     "norms": """\
 usage: rmsrepro norms [NAME] [plugins=[module,...]]      or norm=NAME
 
@@ -204,6 +213,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        from rmsrepro.runs.disk import explain_full
+
+        full = explain_full(error, Path.cwd(), "then give the same command again")
+        if full is None:
+            raise
+        print(_for_screen(f"error: {full}"), file=sys.stderr)
+        return 1
 
 
 def _for_screen(message: str) -> str:
@@ -257,6 +274,11 @@ _FIRST_WORD = {"check-norm": "norm", "convert": "ckpt", "inspect": "target", "no
 def _with_keys(verb: str, arguments: Sequence[str]) -> list[str]:
     """Write the first word of a verb that begins with one as key=value."""
     key, words = _FIRST_WORD.get(verb), list(arguments)
+    if verb == "export":
+        bare = [word for word in words if "=" not in word and word[:1] not in "+~"]
+        # The last part of a path: ids have no commas.
+        runs = [f"runs={','.join(word.rstrip('/').split('/')[-1] for word in bare[1:])}"] if bare[1:] else []
+        return [*(f"to={word}" for word in bare[:1]), *runs, *(word for word in words if word not in bare)]
     if key is not None and words and "=" not in words[0] and words[0][:1] not in "+~":
         words[0] = f"{key}={words[0]}"
     return words
@@ -279,6 +301,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "bench": verbs.bench,
         "reproduce": verbs.reproduce,
         "report": verbs.report,
+        "export": verbs.export,
         "norms": verbs.norms,
         "check-norm": verbs.check_norm,
         "inspect": verbs.inspect,

@@ -30,11 +30,15 @@ def disk_full(error: BaseException) -> OSError | None:
     return None
 
 
-def explain_full(error: BaseException, folder: Path) -> str | None:
+GOES_ON = "then the same command goes on from the last checkpoint"
+
+
+def explain_full(error: BaseException, folder: Path, then: str = GOES_ON) -> str | None:
     """Say which disk is full and what to do; None when that is not what `error` is about.
 
     Args:
         folder: of the run; where `error` names another file, it is that one's disk.
+        then: what follows on making room.
     """
     full = disk_full(error)
     if full is None or full.errno is None:
@@ -45,14 +49,9 @@ def explain_full(error: BaseException, folder: Path) -> str | None:
         usage = shutil.disk_usage(place)
         free = f" ({usage.free / 1e6:.0f} MB free of {usage.total / 1e6:.0f} MB)"
     return (
-        f"{_what(full)}: the disk of {place}{free} {_REASONS[full.errno]}. Make room there, or move the "
-        "outputs to another disk and name them by out_dir=DIR; then the same command goes on from the last "
-        "checkpoint"
+        f"{full.strerror or 'cannot write'}: the disk of {place}{free} {_REASONS[full.errno]}. Make room "
+        f"there, or move the outputs to another disk and name it by out_dir=DIR; {then}"
     )
-
-
-def _what(error: OSError) -> str:
-    return error.strerror or "cannot write"
 
 
 def _existing(path: Path) -> Path:

@@ -27,9 +27,10 @@ from rmsrepro.runs.environment import environment
 from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.identity import Identity
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.mirror import numbers, unify
 from rmsrepro.runs.progress import progress_view, speaker
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
-from rmsrepro.runs.result import RunResult, base_record, explain, flags
+from rmsrepro.runs.result import FINISHED, RunResult, base_record, explain, flags
 from rmsrepro.runs.seeding import seed_dropout, stream_seed
 from rmsrepro.runs.starting import starting_point
 from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
@@ -222,10 +223,12 @@ class Run:
             if rows:
                 write_csv(rows, self.folder / "metrics.csv")
             if self._tracker is not None:
-                self._tracker.finish(status, {k: v for k, v in metrics.items() if isinstance(v, int | float)})
+                self._tracker.finish(status, numbers(metrics))
         record = self._record(status, metrics, error)
         write_atomic(self.folder / "result.json", to_json(record))
         (self.folder / "running.json").unlink(missing_ok=True)
+        if self._tracker is not None and status in FINISHED:
+            unify(self._tracker, self.folder, Path(self.config.out_dir).expanduser(), self.say)
         return RunResult(
             self.identity.run_id,
             self.folder,

@@ -141,6 +141,7 @@ def sweep_jobs(
         overrides: those of every job; without a study, all that is swept over.
         study: restricted to what the command line leaves of it (`restricted`).
     """
+    from rmsrepro.runs.disk import check_writable
     from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 
     settings = SweepOptions(
@@ -173,6 +174,8 @@ def sweep_jobs(
         if options.dry_run:
             _list_jobs(plan.jobs)
             return 0, [job.run_id for job in plan.jobs]
+        if plan.jobs:
+            check_writable(plan.jobs[0].config.out_dir)
         start = time.perf_counter()
         done = run_sweep(plan, settings, base=search_path(), console=screen)
     return _closing(done, time.perf_counter() - start), [job.run_id for job in done]
