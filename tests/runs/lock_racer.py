@@ -38,7 +38,7 @@ def hesitant(owner: dict[str, object], file: Path | None = None) -> bool:
 locks.alive = hesitant
 if mode != "posix":
     # Another machine's processes cannot be asked, and give signs of life.
-    owners._runs = lambda owner: owner["pid"] != 2**22 + 1
+    owners._place = lambda: {"boot": f"{os.getpid()}", "machine": f"{os.getpid()}", "namespace": None}
 
 marker, overlaps, held = path.with_name("marker"), 0, 0
 deadline = time.monotonic() + 60
