@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from rmsrepro.config.errors import UserError
@@ -69,14 +69,19 @@ def check_writable(out_dir: str | Path, key: str = "out_dir") -> Path:
         UserError: nothing can be written there; a full disk is not meant, which comes and goes.
     """
     folder = Path(out_dir).expanduser()
+    missing: list[Path] = []
     try:
-        made = _make(folder)
         try:
+            for path in (folder, *folder.parents):
+                if os.path.exists(path):  # unlike Path's, no error for a name that is too long
+                    break
+                missing.append(path)
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
         finally:
-            for path in made:
-                with contextlib.suppress(OSError):  # another process is in it by now
+            for path in missing:
+                with contextlib.suppress(OSError):  # not made, or another process is in it by now
                     path.rmdir()
     except OSError as error:
         if disk_full(error) is None:
@@ -84,29 +89,14 @@ def check_writable(out_dir: str | Path, key: str = "out_dir") -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def writing_to(out_dir: str | Path, key: str = "out_dir") -> Iterator[None]:
-    """Turn an error of writing below `out_dir` in the body into the message of `check_writable`."""
-    try:
-        yield
-    except OSError as error:
-        if disk_full(error) is not None:
-            raise
-        raise unwritable(Path(out_dir).expanduser(), error, key) from error
-
-
 def unwritable(folder: Path, error: OSError, key: str = "out_dir") -> UserError:
     """The error for a folder that nothing can be written to."""
-    in_the_way = next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None)
+    in_the_way = None
+    with contextlib.suppress(OSError):  # a name may be too long to be looked for
+        above = (folder, *folder.parents)
+        in_the_way = next((one for one in above if one.exists() and not one.is_dir()), None)
     if in_the_way is not None:
         reason = f"{in_the_way} is a file, not a folder"
     else:
         reason = f"nothing can be written there ({error.strerror or error})"
     return UserError(f"{key}={folder}: {reason}; name a folder that you may write to: {key}=DIR")
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make a folder; return those that were missing, the innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
