@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.paths import expanded
 
 _REASONS = {
     errno.ENOSPC: "is full",
@@ -68,7 +69,7 @@ def check_writable(out_dir: str | Path, key: str = "out_dir") -> Path:
     Raises:
         UserError: nothing can be written there; a full disk is not meant, which comes and goes.
     """
-    folder = Path(out_dir).expanduser()
+    folder = expanded(out_dir)
     missing: list[Path] = []
     try:
         try:

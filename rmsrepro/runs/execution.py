@@ -228,7 +228,7 @@ class Run:
         write_atomic(self.folder / "result.json", to_json(record))
         (self.folder / "running.json").unlink(missing_ok=True)
         if self._tracker is not None and status in FINISHED:
-            unify(self._tracker, self.folder, Path(self.config.out_dir).expanduser(), self.say)
+            unify(self._tracker, self.folder, expanded(self.config.out_dir), self.say)
         return RunResult(
             self.identity.run_id,
             self.folder,
