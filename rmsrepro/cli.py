@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError, check_text, for_screen, nearest
@@ -31,6 +32,7 @@ usage: rmsrepro VERB [key=value ...]        rmsrepro VERB --help
   status     what is done, running, left rmsrepro status watch=true
   bench      paired timing of norms      rmsrepro bench norm=layernorm,rmsnorm
   reproduce  runs + timing + report      rmsrepro reproduce study=quick
+  export     a wandb mirror of the runs  rmsrepro export wandb
   report     the page, from the records  rmsrepro report
   norms      norms and their parameters  rmsrepro norms norm=prmsnorm
   check-norm a norm's card, measured     rmsrepro check-norm rmsnorm
@@ -136,6 +138,13 @@ usage: rmsrepro report [study=NAME] [out_dir=DIR] [watch=true]
 
 Builds one self-contained HTML page, and results.csv beside it, from whatever
 records exist.""",
+    "export": """\
+usage: rmsrepro export wandb [RUN ...] [out_dir=DIR]
+
+Makes the offline mirror of each run (or of those named, by id or folder) from
+its records: also of runs that were trained with tracker=none. It takes the
+place of the earlier ones of the run, in out_dir/wandb. No account, no network;
+wandb sync uploads them.""",
     "norms": """\
 usage: rmsrepro norms [NAME] [plugins=[module,...]]      or norm=NAME
 
@@ -196,9 +205,14 @@ else in ~/.cache/rmsrepro. CXX names the compiler.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    from rmsrepro.runs.interruption import Interrupted, ending_on_sigterm
+
     try:
         check_text(arguments)
-        return _answer(arguments)
+        with ending_on_sigterm():
+            return _answer(arguments)
+    except Interrupted as interrupted:
+        return interrupted.exit_code
     except UserError as error:
         print(for_screen(f"error: {error}"), file=sys.stderr)
         return 2
@@ -210,9 +224,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         # What the system refused: a folder that cannot be read or written, a name that is too long, no room.
+        from rmsrepro.runs.disk import explain_full
+
+        full = explain_full(error, Path.cwd(), "then give the same command again")
         place = f"{error.filename}: " if error.filename else ""
-        print(for_screen(f"error: {place}{error.strerror or error}"), file=sys.stderr)
-        return 1 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
+        print(for_screen(f"error: {full or f'{place}{error.strerror or error}'}"), file=sys.stderr)
+        return 1 if full or error.errno == errno.EIO else 2
 
 
 def _answer(arguments: list[str]) -> int:
@@ -245,6 +262,11 @@ _FIRST_WORD = {"check-norm": "norm", "convert": "ckpt", "inspect": "target", "no
 def _with_keys(verb: str, arguments: Sequence[str]) -> list[str]:
     """Write the first word of a verb that begins with one as key=value."""
     key, words = _FIRST_WORD.get(verb), list(arguments)
+    if verb == "export":
+        bare = [word for word in words if "=" not in word and word[:1] not in "+~"]
+        # The last part of a path: ids have no commas.
+        runs = [f"runs={','.join(word.rstrip('/').split('/')[-1] for word in bare[1:])}"] if bare[1:] else []
+        return [*(f"to={word}" for word in bare[:1]), *runs, *(word for word in words if word not in bare)]
     if key is not None and words and "=" not in words[0] and words[0][:1] not in "+~":
         words[0] = f"{key}={words[0]}"
     return words
@@ -255,7 +277,6 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
 
     overrides = [split_override(item) for item in _with_keys(verb, arguments)]
     from rmsrepro import verbs
-    from rmsrepro.runs.interruption import Interrupted
 
     table: dict[str, Callable[[list[Override]], int]] = {
         "train": verbs.train,
@@ -268,16 +289,14 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         "bench": verbs.bench,
         "reproduce": verbs.reproduce,
         "report": verbs.report,
+        "export": verbs.export,
         "norms": verbs.norms,
         "check-norm": verbs.check_norm,
         "inspect": verbs.inspect,
         "doctor": verbs.doctor,
         "build-kernels": verbs.build_kernels,
     }
-    try:
-        return table[verb](overrides)
-    except Interrupted as interrupted:
-        return interrupted.exit_code
+    return table[verb](overrides)
 
 
 if __name__ == "__main__":

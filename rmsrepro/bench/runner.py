@@ -24,8 +24,10 @@ from rmsrepro.bench.result import bench_result
 from rmsrepro.bench.statistics import BlockSample
 from rmsrepro.config.bench import BenchConfig, check_bench_config
 from rmsrepro.config.schema import TrainConfig
-from rmsrepro.runs.files import Locked, lock, read_json, to_json, write_atomic
+from rmsrepro.runs.disk import check_writable
+from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import slug
+from rmsrepro.runs.locks import Locked, lock
 
 Progress = Callable[[str], None]
 
@@ -93,7 +95,7 @@ def run_bench(
         on_progress: takes a line of text now and then.
 
     Raises:
-        UserError: wrong settings, an unknown norm.
+        UserError: wrong settings, an unknown norm, an `out_dir` that nothing can be written to.
         NothingToCompare: every arm but the baselines is unavailable, or its baseline is.
         BenchError: fewer than two processes gave samples, every arm but the baselines failed in the pilot,
             or another bench would not end.
@@ -110,6 +112,7 @@ def run_bench(
         if earlier is not None and record is not None:
             on_progress(f"timing reused: {earlier}")
             return BenchResult(earlier, record, reused=True)
+    check_writable(base.out_dir)
     started = time.time()
     with (
         exclusive(machine_lock_path(), config.lock_wait_s, on_progress),

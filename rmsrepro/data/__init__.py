@@ -30,6 +30,7 @@ def build_data(
     accumulate: int,
     cache_dir: Path,
     tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None,
+    fingerprint: str | None = None,
 ) -> LMData | TranslationData:
     """Read, tokenise and split the data of a run; everything is ready when this returns.
 
@@ -40,6 +41,8 @@ def build_data(
         cache_dir: for trained tokenizers and tables (`config.cache_dir`, when set, wins).
         tokenizers: of source and target, from a trained model that other data are evaluated with; None:
             trained on the training split (language modelling uses the second).
+        fingerprint: `data_fingerprint` of `config`, where it is known already: large files are then read
+            once less.
 
     Raises:
         UserError: data that do not fit the task, cannot be found or read, or leave nothing to train on.
@@ -52,8 +55,20 @@ def build_data(
             from rmsrepro.data.translation import TranslationData
 
             return TranslationData(
-                config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers
+                config,
+                seed=seed,
+                accumulate=accumulate,
+                cache_dir=cache_dir,
+                tokenizers=tokenizers,
+                fingerprint=fingerprint,
             )
         from rmsrepro.data.lm import LMData
 
-        return LMData(config, seed=seed, accumulate=accumulate, cache_dir=cache_dir, tokenizers=tokenizers)
+        return LMData(
+            config,
+            seed=seed,
+            accumulate=accumulate,
+            cache_dir=cache_dir,
+            tokenizers=tokenizers,
+            fingerprint=fingerprint,
+        )

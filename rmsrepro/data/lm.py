@@ -38,6 +38,7 @@ class LMData(ResumableData[LMBatch]):
         accumulate: int,
         cache_dir: Path,
         tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         super().__init__(seed=seed, accumulate=accumulate)
         check_task(config, "lm")
@@ -51,7 +52,7 @@ class LMData(ResumableData[LMBatch]):
         self.config = config
         self.rows = config.batch_tokens // config.max_len
         cache = cache_folder(config.cache_dir, cache_dir)
-        self.fingerprint = data_fingerprint(config, "lm")
+        self.fingerprint = fingerprint or data_fingerprint(config, "lm")
         corpus = load_text(config, cache)
         self.tokenizer = self.src_tokenizer = self.tgt_tokenizer = (
             tokenizers[1]

@@ -73,8 +73,8 @@ class PartOfList(Part[B]):
 class ResumableData(LightningDataModule, Generic[B]):
     """What the data modules of all tasks share: everything is ready when it is built.
 
-    Training batch i is a pure function of (configuration, seed, i). Set `start_batch` before
-    `train_dataloader()` is called to go on from there.
+    Training batch i is a pure function of (configuration, seed, i). Load an earlier `state_dict`, or set
+    `start_batch`, before `train_dataloader()` is called to go on from there.
     """
 
     tokenizer: TextTokenizer
@@ -88,6 +88,7 @@ class ResumableData(LightningDataModule, Generic[B]):
         self.seed = seed
         self.accumulate = accumulate
         self.start_batch = 0
+        self._start_update = 0
         self._stream: BatchStream[B] | None = None
 
     @abstractmethod
@@ -118,17 +119,22 @@ class ResumableData(LightningDataModule, Generic[B]):
     def position(self) -> int:
         """Number of training batches used up.
 
-        Under a trainer its step counter decides, since Lightning fetches a batch ahead of the one in use.
+        Under a trainer (`trainer`) its step counter decides, since Lightning fetches a batch ahead of the
+        one in use.
         """
         if self.trainer is not None:
-            return int(self.trainer.global_step) * self.accumulate
+            return self.start_batch + (int(self.trainer.global_step) - self._start_update) * self.accumulate
         return self._stream.drawn if self._stream is not None else self.start_batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batches": self.position}
+        """Return `batches` used up, and how many optimiser updates (`updates`) the trainer has made."""
+        updates = int(self.trainer.global_step) if self.trainer is not None else self._start_update
+        return {"batches": self.position, "updates": updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.start_batch = int(state_dict["batches"])
+        """Go on after the batches used up; with another `accumulate`, from the next whole update on."""
+        self.start_batch = -(-int(state_dict["batches"]) // self.accumulate) * self.accumulate
+        self._start_update = int(state_dict["updates"])
 
     def train_dataloader(self) -> BatchStream[B]:
         self._stream = BatchStream(self.batch_at, self.start_batch)

@@ -56,6 +56,8 @@ class EncodedPairs:
     targets: TokenRows
     num_long: int
     """Pairs that were longer than allowed, and so dropped or cut."""
+    kept: npt.NDArray[np.int64]
+    """Numbers of the pairs given that are here, in order: all, or those that were not dropped."""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -91,7 +93,7 @@ def encode_pairs(
     """
     sources: list[TokenRows] = []
     targets: list[TokenRows] = []
-    num_long = 0
+    num_long, all_kept = 0, [np.zeros(0, np.int64)]
     for begin in range(0, len(pairs), _CHUNK_PAIRS):
         chunk = pairs[begin : begin + _CHUNK_PAIRS]
         src = source_tokenizer.encode_many([source for source, _ in chunk])
@@ -99,6 +101,7 @@ def encode_pairs(
         fits = [len(s) + 1 <= max_len and len(t) + 2 <= max_len for s, t in zip(src, tgt, strict=True)]
         num_long += fits.count(False)
         kept = [row for row, fit in enumerate(fits) if fit or not drop_long]
+        all_kept.append(begin + np.array(kept, np.int64))
         sources.append(TokenRows.of([source_row(src[row], max_len) for row in kept]))
         targets.append(TokenRows.of([target_row(tgt[row], max_len) for row in kept]))
-    return EncodedPairs(TokenRows.join(sources), TokenRows.join(targets), num_long)
+    return EncodedPairs(TokenRows.join(sources), TokenRows.join(targets), num_long, np.concatenate(all_kept))

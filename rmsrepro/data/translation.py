@@ -44,6 +44,7 @@ class TranslationData(ResumableData[TranslationBatch]):
         accumulate: int,
         cache_dir: Path,
         tokenizers: tuple[TextTokenizer, TextTokenizer] | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         super().__init__(seed=seed, accumulate=accumulate)
         check_task(config, "translation")
@@ -60,7 +61,7 @@ class TranslationData(ResumableData[TranslationBatch]):
             raise UserError(f"data.batch_sentences={config.batch_sentences}: at least 1")
         self.config = config
         cache = cache_folder(config.cache_dir, cache_dir)
-        self.fingerprint = data_fingerprint(config, "translation")
+        self.fingerprint = fingerprint or data_fingerprint(config, "translation")
         corpus = load_parallel(config, cache)
         self._corpus = {"source": corpus.source, "notes": corpus.notes, "versions": corpus.versions}
         self.src_tokenizer, self.tgt_tokenizer = tokenizers or _vocabularies(
@@ -100,6 +101,8 @@ class TranslationData(ResumableData[TranslationBatch]):
         for text in chain(*sides):
             self._content.update(text.encode("utf-8", "replace") + b"\0")
         self._content.update(b"\1")
+        if len(encoded) < len(pairs):
+            sides = [[side[row] for row in encoded.kept] for side in sides]
         self._encoded[split] = encoded
         self._splits[split] |= {
             "pairs": len(encoded),

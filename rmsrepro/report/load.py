@@ -14,7 +14,7 @@ import numpy as np
 from rmsrepro.report import fields
 from rmsrepro.report.load_bench import load_bench
 from rmsrepro.report.records import FloatArray, Problem, Records, RunRecord, State
-from rmsrepro.runs.files import alive
+from rmsrepro.runs.owners import alive
 
 SCHEMA_VERSION = 1
 FINAL_STATES = ("completed", "failed", "diverged", "interrupted")

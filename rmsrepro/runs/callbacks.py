@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,13 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rmsrepro.config.schema import TrainerConfig
+from rmsrepro.data.loaders import ResumableData
+from rmsrepro.runs.checkpoint_files import checkpoint_to_write, discard_unfinished, keep_checkpoint
 from rmsrepro.runs.clocks import Clocks
-from rmsrepro.runs.files import owner_record, to_json, touch_lock, write_atomic
+from rmsrepro.runs.divergence import Divergence
+from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.owners import owner_record, touch_lock
 from rmsrepro.runs.processes import Ranks, own_state
 from rmsrepro.runs.progress import ProgressView
 from rmsrepro.runs.records import MetricsLog, NoLog
@@ -28,7 +31,6 @@ from rmsrepro.tasks.base import Task
 STATE_KEY = "rmsrepro"
 """Where a checkpoint keeps what this package adds to Lightning's: config, tokenizers, clocks, RNG state."""
 
-_PATIENCE = 20
 _BEAT_S = 30.0
 
 
@@ -36,37 +38,6 @@ def synchronise(device: torch.device) -> None:
     """Wait for a GPU to finish; on a CPU everything has finished already."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class Divergence:
-    """Decides when a run is beyond help: a loss that is no number, or one far above where it began."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-        self._first: float | None = None
-        self._recent: deque[float] = deque(maxlen=_PATIENCE)
-
-    def reason(self, loss: float) -> str | None:
-        """Take the loss of one update; return why the run has diverged, or None."""
-        if not math.isfinite(loss):
-            return f"the training loss is {loss}"
-        if self._first is None:
-            self._first = loss
-        self._recent.append(loss)
-        limit = self._factor * self._first
-        if len(self._recent) == _PATIENCE and min(self._recent) > limit:
-            return (
-                f"the training loss stayed above {self._factor:g} times its start ({limit:.3g}) "
-                f"for {_PATIENCE} updates looked at"
-            )
-        return None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"first": self._first, "recent": list(self._recent)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._first = state["first"]
-        self._recent = deque(state["recent"], maxlen=_PATIENCE)
 
 
 class RunCallback(L.Callback):
@@ -90,7 +61,15 @@ class RunCallback(L.Callback):
         payload: dict[str, Any],
         running: Callable[[int], dict[str, Any]],
         ranks: Ranks | None = None,
+        data: ResumableData[Any] | None = None,
     ) -> None:
+        """See the class.
+
+        Args:
+            payload: what each checkpoint holds of the run.
+            running: from a step to what `running.json` tells.
+            data: whose position each checkpoint holds.
+        """
         self._folder = folder
         self._config = trainer_config
         self._clocks = clocks
@@ -99,6 +78,7 @@ class RunCallback(L.Callback):
         self._view = view
         self._interruption = interruption
         self._payload = payload
+        self._data = data
         self._running = running
         self._ranks = ranks or Ranks()
         self._divergence = Divergence(trainer_config.divergence_factor)
@@ -133,6 +113,7 @@ class RunCallback(L.Callback):
             "divergence": self._divergence.state_dict(),
             "step": trainer.global_step,
             "tokens": self._tokens,
+            **({} if self._data is None else {"data": self._data.state_dict()}),
             "clocks": self._clocks.state_dict(),
         }
         if self._ranks.size > 1:
@@ -257,17 +238,17 @@ class RunCallback(L.Callback):
             self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Replace checkpoints/last.ckpt in one move: a crash leaves the old one or the new one."""
+        """Write checkpoints/last.ckpt; the one before stays as previous.ckpt."""
         with self._clocks.on("checkpoint"):
-            target = self._folder / "checkpoints" / "last.ckpt"
-            temporary = target.with_name("last.ckpt.tmp")
+            self._log.sync()  # a run that goes on from here does not make these rows again
             try:
-                trainer.save_checkpoint(temporary)  # all processes take part, the first one writes
+                # All processes take part, the first one writes.
+                trainer.save_checkpoint(checkpoint_to_write(self._folder))
                 if self._ranks.first:
-                    temporary.replace(target)
+                    keep_checkpoint(self._folder)
             finally:
                 if self._ranks.first:
-                    temporary.unlink(missing_ok=True)
+                    discard_unfinished(self._folder)
 
     # ---------------------------------------------------------------------- validation
 

@@ -23,6 +23,7 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data.tokenizers import tokenizer_from_json
 from rmsrepro.models.normalisation import NOTE
 from rmsrepro.runs.callbacks import STATE_KEY
+from rmsrepro.runs.checkpoint_files import LAST, PREVIOUS
 from rmsrepro.runs.identity import check_norm, norm_file, norm_source
 from rmsrepro.runs.progress import speaker
 from rmsrepro.tasks import Task, build_task, normalisation
@@ -53,16 +54,28 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.state["step"])
 
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where the run was in its data: what `ResumableData.load_state_dict` takes."""
+        # Older checkpoints have none; their runs began with the first batch.
+        batches = self.step * int(self.state["config"]["trainer"]["accumulate"])
+        return {"batches": batches, "updates": self.step} | self.state.get("data", {})
+
+    def hand_over(self) -> dict[str, Any]:
+        """Return everything in the file and keep only what this package stored: weights take memory."""
+        content, self.content = self.content, {STATE_KEY: self.state}
+        return content
+
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint, given the file or its run folder.
+    """Read a checkpoint, given the file or its run folder (its newest that is there).
 
     Raises:
         UserError: no such file, or not a checkpoint of this package.
     """
     file = expanded(path)
     if file.is_dir():
-        inside = [file / "last.ckpt", file / "checkpoints" / "last.ckpt"]
+        inside = [place / name for name in (LAST, PREVIOUS) for place in (file, file / "checkpoints")]
         found = [candidate for candidate in inside if candidate.is_file()]
         if not found:
             raise UserError(
@@ -156,6 +169,32 @@ def tell_changed_norm(checkpoint: Checkpoint) -> None:
         f"note: norm={name}: {name if file is None else file} has changed since {checkpoint.run_id} was "
         "trained; if the norm computes something else now, this is another model"
     )
+
+
+def check_tokens(checkpoint: Checkpoint, data: Any, name: str) -> None:
+    """Refuse to train a model on with data whose tokens are others than those that it has learned.
+
+    Args:
+        data: from `build_data`.
+        name: of the data, for the message.
+
+    Raises:
+        UserError: tells how many tokens each has.
+    """
+    stored = checkpoint.state["tokenizers"]
+    sides = [("src", "source "), ("tgt", "target ")] if checkpoint.config.task.name != "lm" else [("tgt", "")]
+    for side, called in sides:
+        was, now = tokenizer_from_json(stored[side]), getattr(data, f"{side}_tokenizer")
+        if was.digest == now.digest:
+            continue
+        sizes = f"{was.vocab_size:,} {called}tokens", f"{now.vocab_size:,}"
+        others = " others" if was.vocab_size == now.vocab_size else ""
+        raise UserError(
+            f"ckpt={checkpoint.path}: its model knows {sizes[0]} ({was.kind}), made from the data of "
+            f"{checkpoint.run_id}; data={name} as configured has {sizes[1]}{others} ({now.kind}). Go on with "
+            "the data and the data.tokenizer that it was trained with (data.tokenizer=byte has the same "
+            "tokens for any text), or train a new model without ckpt"
+        )
 
 
 @dataclass

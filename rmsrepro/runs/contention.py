@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rmsrepro.runs.files import alive, number, read_json
+from rmsrepro.runs.files import number, read_json
+from rmsrepro.runs.owners import alive
 from rmsrepro.runs.workers import jobs_together
 
 CONTENDED = "contended: other runs were at work on this machine meanwhile, so its times are not to be quoted"

@@ -12,28 +12,31 @@ import lightning as L
 import torch
 from rich.console import Console
 
-from rmsrepro.config.errors import UserError
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import Strategy, TrainConfig
 from rmsrepro.data import build_data
 from rmsrepro.runs.callbacks import RunCallback
-from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
+from rmsrepro.runs.checkpoint_files import CheckpointFiles
+from rmsrepro.runs.checkpoints import Checkpoint, check_tokens, load_checkpoint
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
+from rmsrepro.runs.disk import explain_full
 from rmsrepro.runs.environment import environment
 from rmsrepro.runs.files import read_json, to_json, write_atomic
 from rmsrepro.runs.identity import Identity
 from rmsrepro.runs.interruption import Interruption
+from rmsrepro.runs.mirror import numbers, unify
 from rmsrepro.runs.processes import END_S, Followers, followers, threads_each
 from rmsrepro.runs.progress import progress_view, speaker
 from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
-from rmsrepro.runs.result import RunResult, base_record, flags
+from rmsrepro.runs.result import FINISHED, RunResult, base_record, flags
 from rmsrepro.runs.seeding import seed_dropout, stream_seed
+from rmsrepro.runs.starting import starting_point
 from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
 from rmsrepro.runs.trainer import make_trainer, quiet_lightning
-from rmsrepro.tasks import Task, build_task, evaluate, norm_spec, normalisation
+from rmsrepro.tasks import Task, build_task, evaluate, norm_spec
 
 
 def tokenizer_cache(config: TrainConfig) -> Path:
@@ -84,21 +87,27 @@ class Run:
     def _train(self, others: Followers) -> tuple[Task, Any, torch.device]:
         """Train to the last step and validate there; return the model, its data and its device."""
         config, ranks = self.config, others.ranks
-        start = self._starting_point()
+        start = starting_point(config, self.identity.run_id, self.folder, self.parent, self.say)
+        if self.parent is not None and start is not self.parent:
+            self.parent.hand_over()  # of no use any more
         data = build_data(
             config.data,
             config.task.name,
             seed=stream_seed(config.seed, "data"),
             accumulate=config.trainer.accumulate,
             cache_dir=tokenizer_cache(config),
+            fingerprint=self.identity.content["data"],
         )
         data.setup("fit")
+        if start:
+            check_tokens(start, data, config.data.name)
         module = build_task(config, data)
         module.processes = ranks.size
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
         self._write_description(data)
         step = start.step if start else 0
-        data.start_batch = step * config.trainer.accumulate
+        if start:
+            data.load_state_dict(start.position)
         own = start if start is not self.parent else None
         if own is not None:  # its clocks go on from there
             before = (own.state, read_json(self.folder / "result.json") or {})
@@ -134,6 +143,7 @@ class Run:
                 view=view,
                 interruption=self.interruption,
                 payload=payload,
+                data=data,
                 running=running,
                 ranks=ranks,
             )
@@ -145,6 +155,9 @@ class Run:
             others.go(self._order(start, own is not None))
             with quiet_lightning():
                 trainer = make_trainer(config, self._callback, ranks=ranks)
+                if config.trainer.strategy is not Strategy.fsdp:  # which reads and writes in its own way
+                    trainer.strategy.checkpoint_io = CheckpointFiles(start.hand_over() if start else None)
+                data.trainer = trainer  # its counter of updates tells the position
                 # Loaders instead of the data module: with one, Lightning looks for hooks of its three times a
                 # step, and this one has none.
                 trainer.fit(
@@ -184,24 +197,6 @@ class Run:
         whole = build_task(self.config, data)
         whole.load_state_dict(load_checkpoint(self.folder).content["state_dict"])
         return whole
-
-    def _starting_point(self) -> Checkpoint | None:
-        """This run's own last checkpoint, else its parent's."""
-        own = self.folder / "checkpoints" / "last.ckpt"
-        if own.is_file():
-            try:
-                found = load_checkpoint(own)
-            except UserError as error:
-                self.say(f"note: {error}; starting anew")
-                return self.parent
-            if found.run_id != self.identity.run_id:
-                there, here = normalisation(found.config), normalisation(self.config)
-                raise UserError(
-                    f"{own} is a checkpoint of {found.run_id}, trained with {there.words(here)}; this run is "
-                    f"{self.identity.run_id} with {here.words(there)}. Move it away, or use it as ckpt=PATH"
-                )
-            return found
-        return self.parent
 
     def _finish_validation(self, trainer: L.Trainer, module: Task, data: Any) -> None:
         """Validate at the last step where the interval did not."""
@@ -262,7 +257,14 @@ class Run:
         write_atomic(self.folder / "data.json", to_json(data.summary()))
 
     def _close(self, status: str, error: str | None) -> RunResult:
-        """Write the records of a run's end: metrics.csv, the tracker's summary, result.json."""
+        """Write the records of a run's end: metrics.csv, the tracker's summary, result.json.
+
+        Signals wait until they are all written.
+        """
+        with self.interruption.held():
+            return self._write_end(status, error)
+
+    def _write_end(self, status: str, error: str | None) -> RunResult:
         with self.clocks.on("logging"):
             rows: list[dict[str, Any]] = []
             if self._log is not None:
@@ -272,10 +274,12 @@ class Run:
             if rows:
                 write_csv(rows, self.folder / "metrics.csv")
             if self._tracker is not None:
-                self._tracker.finish(status, {k: v for k, v in metrics.items() if isinstance(v, int | float)})
+                self._tracker.finish(status, numbers(metrics))
         record = self._record(status, metrics, error)
         write_atomic(self.folder / "result.json", to_json(record))
         (self.folder / "running.json").unlink(missing_ok=True)
+        if self._tracker is not None and status in FINISHED:
+            unify(self._tracker, self.folder, expanded(self.config.out_dir), self.say)
         return RunResult(
             self.identity.run_id,
             self.folder,
@@ -318,15 +322,19 @@ class Run:
         """Record an error as the run's end; the traceback lies in error.txt."""
         self.interruption.deferring = False
         self._count_steps()
-        text = explain(error)
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
+        full = explain_full(error, self.folder)
+        text = full or explain(error)
+        if full is None:  # the traceback of a full disk tells no more
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_atomic(self.folder / "error.txt", "".join(traceback.format_exception(error)))
         try:
             return self._close("failed", text)
         except OSError as problem:  # a full disk takes the record of the failure as well
-            (self.folder / "running.json").unlink(missing_ok=True)
-            self.say(f"{self.identity.run_id}: what became of it could not be recorded: {problem}")
+            with contextlib.suppress(OSError):
+                (self.folder / "running.json").unlink(missing_ok=True)
+            if full is None:
+                text += f"; this could not be recorded ({explain_full(problem, self.folder) or problem})"
             return RunResult(self.identity.run_id, self.folder, "failed", error=text)
 
     def record_interruption(self) -> None:

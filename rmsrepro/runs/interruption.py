@@ -58,6 +58,15 @@ class Interruption:
         """
         return {number: signal.signal(number, self.handle) for number in SIGNALS}
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold signals back while the body runs: what it writes belongs together. Then `check` is due."""
+        before, self.deferring = self.deferring, True
+        try:
+            yield
+        finally:
+            self.deferring = before
+
     def check(self) -> None:
         """Raise what was held back: called where everything is consistent."""
         if self.pending is not None:
@@ -77,3 +86,16 @@ def handling_signals(before: Callable[[], None] | None = None) -> Iterator[Inter
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the body by `Interrupted`, as Ctrl-C does by KeyboardInterrupt (in the main thread)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, Interruption().handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from rmsrepro.config.schema import TrainConfig
-from rmsrepro.runs.files import alive, lock, number, read_json
+from rmsrepro.runs.files import number, read_json
+from rmsrepro.runs.locks import lock
+from rmsrepro.runs.owners import alive
 from rmsrepro.runs.reasons import WorkerLost, explain
 from rmsrepro.runs.result import record_failure
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmsrepro.runs.files import alive, owner_record, read_json, to_json, write_atomic
+from rmsrepro.runs.files import read_json, to_json, write_atomic
+from rmsrepro.runs.owners import alive, owner_record
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rmsrepro.runs.files import to_json, write_atomic
 
@@ -40,7 +42,7 @@ class MetricsLog:
             pending: the row that was held back when that checkpoint was written.
         """
         self._path = path
-        self._file: TextIO | None = None
+        self._file: io.FileIO | None = None
         self._pending = dict(pending) if keep_to_step is not None and pending else None
         if keep_to_step is not None and path.exists():
             held = self._pending["step"] if self._pending else None
@@ -82,13 +84,26 @@ class MetricsLog:
             self._file.close()
             self._file = None
 
+    def sync(self) -> None:
+        """Wait until the disk has all rows that were written."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
     def _write(self) -> None:
         if self._pending is None:
             return
         if self._file is None:  # kept open between rows: opening costs several times what writing does
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(to_json(self._pending, indent=None) + "\n")
-        self._file.flush()  # what a run that is killed leaves behind
+            # Not buffered: what a run that is killed leaves behind.
+            self._file = io.FileIO(self._path, "a")
+        line = (to_json(self._pending, indent=None) + "\n").encode()
+        begin = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:  # a full disk: no half of a row for others to stumble over
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), begin)
+            raise
         self._pending = None
 
 
@@ -98,6 +113,9 @@ class NoLog:
     pending: dict[str, Any] | None = None
 
     def add(self, step: int, values: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
         """Nothing."""
 
 

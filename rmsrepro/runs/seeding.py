@@ -8,7 +8,10 @@ see the same batches.
 from __future__ import annotations
 
 import hashlib
+import random
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 STREAMS = ("init", "data", "dropout")
@@ -25,16 +28,28 @@ def stream_seed(seed: int, stream: str) -> int:
 def seed_dropout(seed: int, rank: int = 0) -> None:
     """Seed torch's global generators, from which dropout draws; nothing else in a run uses them.
 
+    Those of Python and NumPy are seeded with them, for a norm of the user's that draws from them.
+
     Args:
         rank: number of the process, where several train a run together: each draws masks of its own.
     """
-    own = stream_seed(seed, "dropout")
-    torch.manual_seed(stream_seed(own + rank, "dropout") if rank else own)
+    number = stream_seed(seed, "dropout")
+    if rank:
+        number = stream_seed(number + rank, "dropout")
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)
 
 
 def rng_state() -> dict[str, object]:
-    """Return the state of torch's global generators in types that torch.load takes by default."""
-    state: dict[str, object] = {"cpu": torch.get_rng_state()}
+    """Return the state of all global generators in types that torch.load takes by default."""
+    version, words, gauss = random.getstate()
+    _, keys, place, has_gauss, cached = np.random.get_state()
+    state: dict[str, object] = {
+        "cpu": torch.get_rng_state(),
+        "python": [version, list(words), gauss],
+        "numpy": [torch.from_numpy(np.asarray(keys, np.int64)), int(place), int(has_gauss), float(cached)],
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -45,6 +60,11 @@ def set_rng_state(state: dict[str, object]) -> None:
     cpu = state["cpu"]
     assert isinstance(cpu, torch.Tensor)
     torch.set_rng_state(cpu)
+    if "python" in state:  # not in the checkpoints of older versions
+        version, words, gauss = cast(list[Any], state["python"])
+        random.setstate((version, tuple(words), gauss))
+        keys, place, has_gauss, cached = cast(list[Any], state["numpy"])
+        np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), place, has_gauss, cached))
     cuda = state.get("cuda")
     if isinstance(cuda, list) and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rmsrepro.runs.contention import is_contended
-from rmsrepro.runs.files import alive, number, read_json
+from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.manifests import Manifest, read_manifests
+from rmsrepro.runs.owners import alive
 
 
 @dataclass

@@ -241,7 +241,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
                 _told_what_goes_on(launcher, console),
                 Monitor(console, jobs, folder, partial(touch_manifest, manifest)) as monitor,
             ):
-                # A launcher takes its whole list at once; stopping at a failure needs to look after each round.
+                # A launcher takes its whole list at once; to stop at a failure needs a look after each round.
                 size = launcher.here if options.on_error == "stop" else 0
                 run = _launching(todo, options, base, out_dir)
                 rounds = Rounds(run, folder, partial(record_loss, folder), monitor.say)

@@ -6,8 +6,10 @@ says otherwise. `wandb sync` uploads such a folder later.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from rmsrepro.config.paths import expanded
@@ -43,17 +45,40 @@ class WandbTracker:
         run_id: str,
         backend: str,
         say: Callable[[str], None],
+        mode: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Begin a run of wandb's.
+
+        Args:
+            say: told what goes wrong later.
+            mode: "offline" or "online"; None: as the environment and the config say.
+            folder: where wandb makes its folder; None: `config.out_dir`.
+        """
+        with _no_empty_variables():
+            self._begin(config, flat, run_id, backend, mode, folder or expanded(config.out_dir))
+        self._say = say
+
+    def _begin(
+        self,
+        config: TrainConfig,
+        flat: Mapping[str, Any],
+        run_id: str,
+        backend: str,
+        mode: str | None,
+        folder: Path,
     ) -> None:
         import wandb
 
-        self._say = say
-        mode = os.environ.get("WANDB_MODE") or config.tracker.mode.value
+        mode = mode or os.environ.get("WANDB_MODE") or config.tracker.mode.value
+        self.offline = mode in ("offline", "dryrun")
+        """Whether all is written to a folder, for an upload later."""
         # wandb writes from a process of its own, which keeps the directory that it was started in.
-        folder = expanded(config.out_dir).resolve()
+        folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         if not any(os.environ.get(name) for name in ("WANDB_CACHE_DIR", "XDG_CACHE_HOME", "HOME")):
             # That process has no place for its log then, and prints it between our lines.
-            os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
+            os.environ["WANDB_CACHE_DIR"] = str(expanded(config.out_dir).resolve() / "wandb" / "cache")
         self._run = wandb.init(
             project=config.tracker.project,
             entity=config.tracker.entity,
@@ -106,6 +131,18 @@ def open_tracker(
     except Exception as error:
         say(f"note: wandb could not start ({error}); the records go on without it")
     return NoTracker()
+
+
+@contextlib.contextmanager
+def _no_empty_variables() -> Iterator[None]:
+    """Take variables of wandb's that are set to nothing out of the environment: it would refuse them."""
+    empty = [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value.strip()]
+    for name in empty:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(dict.fromkeys(empty, ""))
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,10 +17,11 @@ from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import Strategy, TrainConfig, TrainerConfig
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint, tell_changed_norm
+from rmsrepro.runs.disk import check_writable, explain_full, unwritable
 from rmsrepro.runs.execution import Run
-from rmsrepro.runs.files import Locked, lock
 from rmsrepro.runs.identity import Identity, check_norm, identify
 from rmsrepro.runs.interruption import Interrupted, handling_signals
+from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.progress import speaker
 from rmsrepro.runs.result import RunResult, finished_result, flags, runs_dir
 from rmsrepro.tasks import norm_spec, normalisation
@@ -122,11 +123,12 @@ def train(
         backend_notes: run id -> why a sweep settled its backend as it did, to be recorded.
 
     Raises:
-        UserError: see `report_errors`, and `plan`.
+        UserError: see `report_errors`, and `plan`; nothing can be written to `out_dir`.
         Interrupted: after the checkpoint and the record were written.
     """
     console = console or Console()
     say = speaker(console)
+    check_writable(config.out_dir)
     identity, parent = plan(config)
     folder = runs_dir(config.out_dir) / identity.run_id
     done = finished_result(folder)
@@ -157,23 +159,30 @@ def train(
             note = (backend_notes or {}).get(identity.run_id) or norm_spec(config).backend_note
             run = Run(config, identity, parent, folder, console, interruption, note)
             try:
-                return run.execute()
+                result = run.execute()
             except UserError as error:
-                if report_errors or run.training_began:
-                    return run.fail(error)
-                run.discard()
-                raise
+                if not (report_errors or run.training_began):
+                    run.discard()
+                    raise
+                result = run.fail(error)
             except Interrupted:
                 run.record_interruption()
                 raise
             except Exception as error:
-                return run.fail(error)
+                result = run.fail(error)
+            interruption.check()  # a signal that came while the end was written
+            return result
     except UserError:
         # Nothing began: of the folders that were made for it none stays, unless another run is in it by now.
         with contextlib.suppress(OSError):
             for path in missing:
                 path.rmdir()
         raise
+    except OSError as error:  # of the folder or its lock: all later ones are recorded as the run's end
+        full = explain_full(error, folder)
+        if full is None:
+            raise unwritable(folder, error) from error
+        return RunResult(identity.run_id, folder, "failed", error=full)
     except Locked as busy:
         say(f"{identity.run_id}: another process (pid {busy.owner.get('pid')}) is at work on it; left to it")
         return RunResult(identity.run_id, folder, "busy", skipped=True)

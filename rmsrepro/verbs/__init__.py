@@ -5,6 +5,7 @@ from __future__ import annotations
 from rmsrepro.verbs.cards import check_norm
 from rmsrepro.verbs.converting import convert
 from rmsrepro.verbs.doctor import doctor
+from rmsrepro.verbs.exporting import export
 from rmsrepro.verbs.inspecting import inspect
 from rmsrepro.verbs.kernels import build_kernels
 from rmsrepro.verbs.listing import norms
@@ -21,6 +22,7 @@ __all__ = [
     "convert",
     "doctor",
     "evaluate",
+    "export",
     "inspect",
     "norms",
     "report",

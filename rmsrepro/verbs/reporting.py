@@ -44,6 +44,9 @@ def report(overrides: list[Override]) -> int:
         )
     if not options.every_s > 0:
         raise UserError(f"every_s={options.every_s}: expected seconds above zero")
+    from rmsrepro.runs.disk import check_writable
+
+    check_writable(folder)
     if options.watch:
         say("rebuilding while runs go on; stop with Ctrl-C")
         built = watch_report(

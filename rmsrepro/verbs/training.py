@@ -160,6 +160,7 @@ def sweep_jobs(
         launcher_options: what was given as `launcher.KEY=VALUE`.
         command: what was typed, for `status` to repeat.
     """
+    from rmsrepro.runs.disk import check_writable
     from rmsrepro.runs.launchers import LauncherOptions
     from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 
@@ -195,6 +196,8 @@ def sweep_jobs(
         if options.dry_run:
             _list_jobs(plan.jobs)
             return 0, [job.run_id for job in plan.jobs]
+        if plan.jobs:
+            check_writable(plan.jobs[0].config.out_dir)
         start = time.perf_counter()
         done = run_sweep(plan, settings, base=search_path(), console=screen)
     return tell_end(done, time.perf_counter() - start), [job.run_id for job in done]

@@ -14,7 +14,7 @@ import pytest
 from rmsrepro.bench.processes import ProcessFailed, child_environment, run_worker
 from rmsrepro.bench.runner import BenchError, exclusive
 from rmsrepro.bench.worker import Events
-from rmsrepro.runs.files import owner_record
+from rmsrepro.runs.owners import owner_record
 
 
 def worker(code: str) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from rmsrepro.norms import registry
-from rmsrepro.runs.files import alive, lock, read_json
+from rmsrepro.runs.files import read_json
+from rmsrepro.runs.locks import lock
+from rmsrepro.runs.owners import alive
 from tests.cli.running import LM, Ran, command, environment, records
 
 Run = Callable[..., Ran]

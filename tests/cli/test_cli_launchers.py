@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rmsrepro.norms import registry
-from rmsrepro.runs.files import alive, read_json
+from rmsrepro.runs.files import read_json
+from rmsrepro.runs.owners import alive
 from tests.cli import fake_slurm
 from tests.cli.running import LM, Ran, command, environment, records
 

@@ -292,7 +292,7 @@ def test_status_counts_every_state(cli: Run) -> None:
     import socket
     import time
 
-    from rmsrepro.runs.files import process_start
+    from rmsrepro.runs.owners import process_start
 
     runs = Path("outputs/runs")
 

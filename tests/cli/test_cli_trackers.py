@@ -14,37 +14,10 @@ from typing import Any
 import pytest
 
 from tests.cli.running import LM, Ran, records
+from tests.cli.wandb_files import history, items, written
 
 Run = Callable[..., Ran]
 SHORT = [*LM, "trainer.max_steps=3", "tracker=wandb"]
-
-
-def written(run_id: str, folder: str = "outputs") -> Path:
-    [file] = Path(folder, "wandb").rglob(f"run-{run_id}.wandb")
-    return file
-
-
-def items(file: Path) -> list[Any]:
-    """What an offline wandb file holds."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, found, parts = file.read_bytes(), [], b""
-    place = 7  # the header of the file
-    while place + 7 <= len(data):
-        # LevelDB's log: blocks of 32 KiB; checksum, length and kind (1 whole, 2 first, 3 middle, 4 last).
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        parts += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            found.append(record)
-            parts = b""
-    return found
 
 
 def complete(record: dict[str, Any], steps: int) -> None:
@@ -85,12 +58,7 @@ def test_offline_without_account_home_or_input(program: Run) -> None:
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config["norm.name"] == "rmsnorm"
     assert config["trainer.max_steps"] == 3
-    history = [
-        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record_.history.item}
-        for record_ in content
-        if record_.WhichOneof("record_type") == "history"
-    ]
-    logged = [row for row in history if "train_loss" in row]
+    logged = [row for row in history(content) if "train_loss" in row]
     assert [row["step"] for row in logged] == [1, 2, 3]
     assert all(row["train_seconds"] > 0 for row in logged)
     [ended] = [item.exit.exit_code for item in content if item.WhichOneof("record_type") == "exit"]
@@ -184,3 +152,20 @@ def test_each_run_of_two_workers_is_its_own(program: Run) -> None:
 
 def test_these_tests_log_to_no_server() -> None:
     assert os.environ["WANDB_MODE"] == "disabled"
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    "names", ["WANDB_MODE", "WANDB_MODE WANDB_BASE_URL WANDB_RUN_ID WANDB_TAGS WANDB_CONSOLE"]
+)
+def test_a_variable_set_to_nothing_is_as_good_as_none(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    for name in names.split():
+        monkeypatch.setenv(name, "")
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    assert "note: wandb" not in ran.out
+    [run_id] = records()
+    assert written(run_id).is_file()
+    assert all(os.environ[name] == "" for name in names.split())

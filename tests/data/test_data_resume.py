@@ -86,7 +86,7 @@ def test_a_resumed_run_sees_the_same_batches(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "stopped.ckpt"
     trainer.save_checkpoint(path)
     stored = torch.load(path, weights_only=True)
-    assert stored[type(data).__qualname__] == {"batches": 8}
+    assert stored[type(data).__qualname__] == {"batches": 8, "updates": 4}
 
     rest, _ = fit(make(), 10, ckpt_path=path)
     assert rest.seen == whole.seen[8:]
@@ -101,12 +101,14 @@ def test_position_can_be_set(make: Any) -> None:
     loader = data.train_dataloader()
     assert [flat(batch) for batch in islice(loader, 4)] == expected[5:]
     assert data.position == 9
-    assert [flat(batch) for batch in islice(loader, 2)] == expected[5:7]  # each iteration starts there
+    assert [flat(batch) for batch in islice(loader, 3)] == expected[5:8]  # each iteration starts there
 
     other = make()
     other.load_state_dict(data.state_dict())
-    assert other.start_batch == 7
-    assert other.position == 7
+    assert other.start_batch == 8
+    assert other.position == 8
+    other.load_state_dict({"batches": 7, "updates": 7})  # of a run with accumulate=1
+    assert other.start_batch == 8  # where an update of two batches begins
 
 
 def test_the_dropout_stream_is_left_alone(make: Any) -> None:

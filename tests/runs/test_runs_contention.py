@@ -17,8 +17,9 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs import workers
 from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
 from rmsrepro.runs.estimate import estimate_seconds
-from rmsrepro.runs.files import lock, owner_record, process_start
 from rmsrepro.runs.interruption import Interrupted
+from rmsrepro.runs.locks import lock
+from rmsrepro.runs.owners import owner_record, process_start
 from rmsrepro.runs.result import RunResult
 from rmsrepro.runs.status import read_status
 from rmsrepro.runs.train import train

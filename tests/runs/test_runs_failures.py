@@ -15,9 +15,9 @@ import torch
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.runs.files import owner_record
 from rmsrepro.runs.lost import End, Rounds, lost
 from rmsrepro.runs.manifests import read_manifests, release_manifest, runs_of_study, write_manifest
+from rmsrepro.runs.owners import owner_record
 from rmsrepro.runs.reasons import WorkerLost, explain
 from rmsrepro.runs.status import read_status
 

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.clocks import NAMES, Clocks
-from rmsrepro.runs.files import Locked, lock, owner_record, to_json, write_atomic
+from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.identity import identify, slug
+from rmsrepro.runs.locks import Locked, lock
+from rmsrepro.runs.owners import owner_record
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
 
 Make = Callable[..., TrainConfig]

@@ -17,9 +17,9 @@ from omegaconf import DictConfig
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, split_override
 from rmsrepro.runs import launchers, submitted, workers
-from rmsrepro.runs.files import alive, owner_record
 from rmsrepro.runs.launch import launch
 from rmsrepro.runs.launchers import LauncherOptions, check_cluster, check_launcher, check_options
+from rmsrepro.runs.owners import alive, owner_record
 from rmsrepro.runs.submitted import Lost, Requeue, launch_locally
 from rmsrepro.verbs.common import composer
 

@@ -9,57 +9,29 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmsrepro.runs import files
-from rmsrepro.runs.files import Locked, alive, lock, number, owner_record, touch_lock
+from rmsrepro.runs import locks, owners
+from rmsrepro.runs.files import number
+from rmsrepro.runs.locks import Locked, lock
+from rmsrepro.runs.owners import alive, owner_record, touch_lock
 
 DEAD = {"pid": 2**22 + 1, "host": socket.gethostname(), "start": "1", "updated": 0.0}
 """No process can have this number: it is above the kernel's highest."""
 
-# Loads the module by itself: without torch a process starts in no time.
-RACER = """
-import importlib.util, json, os, sys, time
-from pathlib import Path
-spec = importlib.util.spec_from_file_location("files", sys.argv[1])
-files = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(files)
-judge = files.alive
-def hesitant(*arguments):  # a pause where one that was judged dead may be replaced
-    found = judge(*arguments)
-    time.sleep(0.001)
-    return found
-files.alive = hesitant
-path, dead, wanted = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-marker, overlaps, held = path.with_name("marker"), 0, 0
-deadline = time.monotonic() + 60
-while held < wanted and time.monotonic() < deadline:
-    try:
-        with files.lock(path):
-            held += 1
-            try:
-                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                overlaps += 1
-            time.sleep(0.0005)
-            marker.unlink(missing_ok=True)
-            # Die, as far as the others can see: the next of them has to take over.
-            corpse = path.with_name(f"corpse{os.getpid()}")
-            corpse.write_text(dead)
-            corpse.replace(path)
-    except files.Locked:
-        time.sleep(0.0002)
-print(held, overlaps)
-"""
+RACER = Path(__file__).with_name("lock_racer.py")
 
 
-def test_of_many_that_find_a_dead_owner_one_at_a_time_takes_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["posix", "nfs", "local"])
+def test_of_many_that_find_a_dead_owner_one_at_a_time_takes_over(tmp_path: Path, mode: str) -> None:
+    """Also where flock fails, or holds on one machine only."""
     path = tmp_path / "lock.json"
     path.write_text(json.dumps(DEAD))
-    command = [sys.executable, "-c", RACER, files.__file__, str(path), json.dumps(DEAD), "25"]
+    command = [sys.executable, str(RACER), str(path), json.dumps(DEAD), "25", mode]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [racer.communicate(timeout=100)[0].split() for racer in racers] == [["25", "0"]] * 4
     assert [item.name for item in tmp_path.iterdir()] == ["lock.json"]
@@ -72,13 +44,13 @@ def test_a_lock_that_was_replaced_since_it_was_judged_dead_stays(tmp_path: Path)
     path = tmp_path / "lock.json"
     living = owner_record()
     path.write_text(json.dumps(living))
-    files._bury(path, DEAD)
+    locks._bury(path, DEAD)
     assert json.loads(path.read_text()) == living
     assert [item.name for item in tmp_path.iterdir()] == ["lock.json"]
     path.write_text(json.dumps(DEAD))
-    files._bury(path, DEAD)
+    locks._bury(path, DEAD)
     assert list(tmp_path.iterdir()) == []
-    files._bury(path, DEAD)  # another was faster
+    locks._bury(path, DEAD)  # another was faster
 
 
 def test_without_a_guard_the_slower_of_two_finds_it_locked(
@@ -94,8 +66,8 @@ def test_without_a_guard_the_slower_of_two_finds_it_locked(
             path.write_text(json.dumps(living))  # between the judgement and the take-over
         return found
 
-    monkeypatch.setattr(files, "alive", overtaken)
-    monkeypatch.setattr(files, "_guard", lambda folder: contextlib.nullcontext(False))
+    monkeypatch.setattr(locks, "alive", overtaken)
+    monkeypatch.setattr(locks, "_guard", lambda folder: contextlib.nullcontext(False))
     with pytest.raises(Locked) as busy, lock(path):
         pass
     assert busy.value.owner == living
@@ -124,7 +96,7 @@ def test_a_file_that_a_crash_left_is_no_lock(tmp_path: Path, left: str) -> None:
 
 def test_a_lock_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock.json"
-    monkeypatch.setattr(files, "owner_record", lambda: {"pid": object()})
+    monkeypatch.setattr(locks, "owner_record", lambda: {"pid": object()})
     with pytest.raises(TypeError), lock(path):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -168,3 +140,139 @@ def test_numbers_of_records() -> None:
     values: list[Any] = [1, "2.5", None, "nan", float("inf"), [1], {}]
     assert [number(value) for value in values] == [1, 2.5, 0, 0, 0, 0, 0]
     assert number(None, 7.0) == 7.0
+
+
+# ------------------------------------------------------------------- owners that are not what they seem
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let this process run elsewhere: `place(boot="b2")`."""
+
+    def move(**changes: str | None) -> None:
+        here = {"boot": "b1", "machine": "m1", "namespace": "pid:[1]"} | changes
+        monkeypatch.setattr(owners, "_place", lambda: here)
+
+    move()
+    return move
+
+
+def test_what_was_before_a_restart_is_dead(place: Callable[..., None], tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps(owner_record()))
+    owner = json.loads(path.read_text())
+    assert alive(owner, path)
+    # The number and the start may come again: both count from the restart.
+    place(boot="b2")
+    assert not alive(owner, path)
+    # Another machine of the same name: it cannot be asked, and its file is new.
+    place(boot="b2", machine="m2")
+    assert alive(owner, path)
+    place(boot="b2", machine=None)
+    assert alive(owner, path)
+
+
+def test_another_containers_process_is_not_asked_for_by_its_number(
+    place: Callable[..., None], tmp_path: Path
+) -> None:
+    path = tmp_path / "lock.json"
+    owner = owner_record() | {"pid": DEAD["pid"]}
+    path.write_text(json.dumps(owner))
+    assert not alive(owner, path)
+    place(namespace="pid:[2]")
+    assert alive(owner, path)
+    long_ago = time.time() - 3600
+    os.utime(path, (long_ago, long_ago))
+    assert not alive(owner, path)
+    # One that held the system's lock, as all of this kernel do, and holds it no more, is dead at once.
+    os.utime(path)
+    assert not alive(owner | {"flock": True}, path)
+
+
+def test_a_renamed_machine_still_knows_its_processes(
+    place: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock.json"
+    owner = owner_record() | {"host": "before"}
+    path.write_text(json.dumps(owner))
+    long_ago = time.time() - 3600
+    os.utime(path, (long_ago, long_ago))
+    assert alive(owner, path)
+    assert not alive(owner | {"pid": DEAD["pid"]}, path)
+
+
+def test_the_systems_lock_is_proof_of_life(tmp_path: Path) -> None:
+    """Whatever else is wrong with the record, or no longer there."""
+    path = tmp_path / "lock.json"
+    with lock(path):
+        assert json.loads(path.read_text())["flock"] is True
+        assert alive(DEAD, path)
+        path.write_text(json.dumps(DEAD))
+        with pytest.raises(Locked), lock(path):
+            pass
+    assert not alive(DEAD, path)
+
+
+def test_a_reused_number_without_a_start_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not tell when a process began, its lock does."""
+    monkeypatch.setattr(owners, "process_start", lambda pid: None)
+    path = tmp_path / "lock.json"
+    owner = owner_record() | {"flock": True}
+    assert owner["start"] is None
+    path.write_text(json.dumps(owner))
+    assert not alive(owner, path)
+    assert alive(owner | {"flock": False}, path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_zombie_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        owner = owner_record() | {"pid": process.pid, "start": owners.process_start(process.pid)}
+        deadline = time.monotonic() + 30
+        while owners._state(process.pid) != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, 0)  # its number is still taken
+        assert not alive(owner)
+    finally:
+        process.wait()
+
+
+@pytest.mark.parametrize("jump", [-7200, 7200])
+def test_clocks_that_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    """Signs of life are held against the clock of the file system, not against this machine's."""
+    path = tmp_path / "lock.json"
+    owner = owner_record() | {"host": "elsewhere", "boot": "other", "updated": time.time() + jump}
+    path.write_text(json.dumps(owner))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + jump)
+    assert alive(owner, path)
+    # A time to come is what a clock leaves that was set back; it does not keep the lock for ever.
+    os.utime(path, (now + 3600, now + 3600))
+    assert not alive(owner, path)
+
+
+def test_a_turn_that_a_crash_left_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    ticket = tmp_path / "lock.json.turn"
+    ticket.touch()
+    with locks._turn(path) as mine:
+        assert not mine
+    assert ticket.exists()
+    long_ago = time.time() - 60
+    os.utime(ticket, (long_ago, long_ago))
+    with lock(path):
+        assert not ticket.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, content: len(content) // 2)
+        with pytest.raises(OSError, match="No space left"), lock(path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with lock(path):
+        pass

@@ -23,8 +23,8 @@ from rmsrepro.norms import norm_info
 from rmsrepro.report.load import load_records
 from rmsrepro.report.records import State
 from rmsrepro.runs.estimate import Estimate, estimate_seconds
-from rmsrepro.runs.files import owner_record
 from rmsrepro.runs.identity import failed_id
+from rmsrepro.runs.owners import owner_record
 from rmsrepro.runs.status import Row, Status, read_status
 from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
 from rmsrepro.verbs import bench_text, listing
