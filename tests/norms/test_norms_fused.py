@@ -366,3 +366,18 @@ def test_rules_pass_through_operators_whole() -> None:
     for name, given in COVERED:
         rule = kernel_of(build_norm(name, 9, backend="fused", **given)).rule
         assert type(rule)(*ops.numbers(rule)) == rule
+
+
+def test_a_tensor_that_a_transform_left_behind() -> None:
+    norm, wanted = (build_norm("rmsnorm", 8, backend=backend) for backend in ("fused", "composite"))
+    left: list[Tensor] = []
+
+    def leaky(x: Tensor) -> Tensor:
+        left.append(x)
+        return (x * x).sum()
+
+    torch.func.grad(leaky)(torch.randn(3, 8))
+    torch.testing.assert_close(norm(left[0]), wanted(left[0]))
+    for one in norm.add(left[0], left[0]):  # type: ignore[operator]
+        assert one.shape == (3, 8)
+    torch.testing.assert_close(norm.add(left[0], left[0])[1], wanted(2 * left[0]))  # type: ignore[operator]

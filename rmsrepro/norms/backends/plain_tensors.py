@@ -40,8 +40,21 @@ def in_memory(x: Tensor) -> bool:
     return type(x) in PLAIN and (
         # One look for the many: each question below costs a small norm a microsecond.
         _keys(x).raw_repr() in USUAL_KEYS
-        or not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
+        or not (
+            x.is_neg()
+            or x._is_zerotensor()
+            or torch._C._functorch.is_legacy_batchedtensor(x)
+            or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        )
     )
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """Return the tensor inside of x where x was left behind by a transform that is over; else x itself."""
+    if torch.compiler.is_compiling():
+        return x
+    inside: Tensor = torch._C._functorch.unwrap_if_dead(x)
+    return inside
 
 
 def transformed() -> bool:

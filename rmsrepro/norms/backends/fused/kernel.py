@@ -18,7 +18,7 @@ from rmsrepro.norms.backends import Kernel, composite
 from rmsrepro.norms.backends.fused import differentiable, ops
 from rmsrepro.norms.backends.fused.launch import launcher
 from rmsrepro.norms.backends.fused.rule import Rule
-from rmsrepro.norms.backends.plain_tensors import in_memory, straight, transformed
+from rmsrepro.norms.backends.plain_tensors import in_memory, straight, transformed, unwrapped
 from rmsrepro.norms.params import NoneParams, NormParams
 
 
@@ -69,6 +69,8 @@ class FusedNorm:
             return self._launcher.forward(x, gain, bias)
         if _transformed():
             return self._primitive(x, gain, bias)
+        if (inside := unwrapped(x)) is not x:
+            return self(inside, gain, bias)
         traced: Tensor = torch.ops.rmsrepro.norm(x, *self._parameters(x, gain, bias), *self._numbers)
         return traced
 
@@ -94,6 +96,9 @@ class FusedNorm:
         if _transformed():
             total = x + residual
             return total, self._primitive(total, gain, bias)
+        inside, other = unwrapped(x), unwrapped(residual)
+        if inside is not x or other is not residual:
+            return self.add(inside, other, gain, bias)
         parameters = self._parameters(x, gain, bias)
         traced: tuple[Tensor, Tensor] = torch.ops.rmsrepro.add_norm(x, residual, *parameters, *self._numbers)
         return traced
