@@ -16,7 +16,7 @@ from tests.cli.running import Ran
 
 Run = Callable[..., Ran]
 VERBS = ["train", "eval", "translate", "sample", "convert", "sweep", "status", "bench", "reproduce", "report"]
-VERBS += ["norms", "check-norm", "inspect", "doctor", "build-kernels"]
+VERBS += ["export", "norms", "check-norm", "inspect", "doctor", "build-kernels"]
 
 
 def test_the_verbs_of_the_contract_are_there() -> None:
