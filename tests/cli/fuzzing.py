@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rmsrepro.cli import main
 from rmsrepro.config import schema
 from rmsrepro.config.bench import BenchConfig
+from rmsrepro.config.overrides import split_override, unquote
 from rmsrepro.verbs.cards import CheckNormVerb
 from rmsrepro.verbs.converting import ConvertVerb
 from rmsrepro.verbs.doctor import DoctorVerb
@@ -109,6 +110,8 @@ overrides = st.builds(
     st.sampled_from(["=", "=", "=", "=", "=", "=", " = ", ""]),
     values,
 )
+
+verbs = st.sampled_from(sorted(HELP))
 
 
 def _of(*kinds: type) -> list[str]:
@@ -256,14 +259,12 @@ class Place:
         assert not [name for name in new if name.endswith((".tmp", "lock.json"))]
 
     def _within_out_dir(self, texts: list[str], new: list[str]) -> bool:
-        given = [text.partition("=")[2] for text in texts if text.startswith("out_dir=")]
-        if given:
-            return True  # wherever it is, it is what was asked for; nothing else may be there
-        return all(name.startswith(str(self.cwd.relative_to(self.top) / "outputs")) for name in new)
-
-
-class Enough(Exception):
-    """Ends a loop that would go on until somebody stops it."""
+        """Whether all new files and folders are in the folder for them, or lead to it."""
+        given = [text for text in texts if text.startswith("out_dir=")]
+        value = unquote(split_override(given[-1]).value) if given else "outputs"
+        out_dir = (self.cwd / os.path.expanduser(value)).resolve()
+        paths = [(self.top / name).resolve() for name in new]
+        return all(path.is_relative_to(out_dir) or out_dir.is_relative_to(path) for path in paths)
 
 
 def stand_ins(patch: pytest.MonkeyPatch, place: Place) -> None:
