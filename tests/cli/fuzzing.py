@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from rmsrepro.cli import main
+from rmsrepro.cli import HELP, main
 from rmsrepro.config import schema
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.overrides import split_override, unquote

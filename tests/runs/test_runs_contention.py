@@ -52,13 +52,14 @@ def ended(ago_s: float, **changes: Any) -> dict[str, Any]:
         ("lock.json", owner(host="elsewhere"), False),
         ("lock.json", owner(start="another process of this number"), False),
         ("lock.json", owner_record(), False),
-        ("running.json", owner(updated=time.time() + 1000), True),
+        ("running.json", owner(updated=time.time() + 5000), True),
         ("running.json", owner(updated=0), False),
-        ("running.json", owner(host="elsewhere", updated=time.time() + 1000), False),
-        ("result.json", ended(-5), True),
+        ("running.json", owner(host="elsewhere", updated=time.time() + 5000), False),
+        # Collected long before it runs.
+        ("result.json", ended(-5000), True),
         ("result.json", ended(5), False),
-        ("result.json", ended(-5, machine={"host": "elsewhere"}), False),
-        ("result.json", ended(-5, clocks={"total_s": 0.0}), False),
+        ("result.json", ended(-5000, machine={"host": "elsewhere"}), False),
+        ("result.json", ended(-5000, clocks={"total_s": 0.0}), False),
         ("result.json", {"finished": "?", "machine": None, "clocks": 3}, False),
     ],
 )
@@ -114,7 +115,7 @@ def test_a_run_beside_another(make_config: Make, monkeypatch: pytest.MonkeyPatch
     estimate = estimate_seconds(make_config("transformer", "lm", *make, "seed=4"))
     assert estimate is not None
     assert (round(estimate.seconds, 3), estimate.contended) == (1.0, False)
-    write(Path("outputs/sweeps"), "a.json", {"jobs": [{"run_id": "wanted"}]})
+    write(Path("outputs/sweeps"), "a.json", {"jobs": [{"run_id": "wanted"}], "owner": owner()})
     assert read_status(Path("outputs")).headline.endswith(" 1 left, about 1 s to go")
     for result in (alone, after):
         write(result.path, "result.json", {**record(result), "status": "failed"})
