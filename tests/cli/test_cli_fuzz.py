@@ -51,7 +51,7 @@ def check(
         yield place.check
 
 
-@wild(60)
+@wild(30)
 @given(overrides)
 @example("norm=prmsnorm")
 @example("optim.lr=${x}")
@@ -68,7 +68,7 @@ def test_one_override(check: Check, text: str) -> None:
         check("train", [text, "show=true"])
 
 
-@wild(80)
+@wild(50)
 @given(commands())
 @example(("status", ["every_s=${..lr}"]))
 @example(("build-kernels", ["rerun=${oc.decode:x}"]))

@@ -37,13 +37,15 @@ def script() -> ModuleType:
 @pytest.fixture
 def planted(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Path("planted.py").write_text(script.PLUGIN)
+    Path("short.txt").write_text("the cat sat on the mat and the dog ran\n" * 300)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     yield
     sys.modules.pop("planted", None)
 
 
+SHORT = [*LM, "data=text_files", "data.train=short.txt"]
 SWEEP = [
-    "sweep", *LM, "trainer.max_steps=2", "backend=composite", "norm.eps=1e-5,1e-6",
+    "sweep", *SHORT, "trainer.max_steps=2", "backend=composite", "norm.eps=1e-5,1e-6",
     "norm=rmsnorm,l2norm,planted:Faulty", f"norm.fault={','.join(FAULTS)}",
 ]  # fmt: skip
 
@@ -95,12 +97,12 @@ def test_a_sweep_with_failures_and_interruptions_ends_whole(
 
 @pytest.mark.usefixtures("planted")
 def test_what_all_jobs_fail_by_is_said_once(cli: Run) -> None:
-    words = ["sweep", *LM, "backend=composite", "norm=planted:Faulty", "seed=1,2,3"]
+    words = ["sweep", *SHORT, "backend=composite", "norm=planted:Faulty", "seed=1,2,3"]
     ran = cli(*words)
     assert ran.code == 1
     first, _, closing = ran.out.partition("3 failed (")
     assert first.count("RuntimeError: planted: error") == 1
-    assert first.count("for the same reason as lm-pydoc-transformer-planted_Faulty-s1-") == 2
+    assert first.count("for the same reason as lm-text_files-transformer-planted_Faulty-s1-") == 2
     assert closing.count("RuntimeError: planted: error") == 1
     assert closing.count("\nfailed: ") == 3
     assert "(all 3 of them)" in closing
