@@ -229,7 +229,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         full = explain_full(error, Path.cwd(), "then give the same command again")
         place = f"{error.filename}: " if error.filename else ""
         print(for_screen(f"error: {full or f'{place}{error.strerror or error}'}"), file=sys.stderr)
-        return 1 if full or error.errno == errno.EIO else 2
+        return 1 if full or error.errno in (errno.EIO, errno.ENOMEM) else 2
+    except (MemoryError, RuntimeError, ImportError) as error:
+        from rmsrepro.runs.reasons import known_reason
+
+        reason = known_reason(error)
+        if reason is None:
+            raise
+        print(for_screen(f"error: {reason}"), file=sys.stderr)
+        return 1
 
 
 def _answer(arguments: list[str]) -> int:

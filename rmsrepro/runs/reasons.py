@@ -6,8 +6,6 @@ import errno
 import re
 from collections.abc import Iterator
 
-import torch
-
 from rmsrepro.config.errors import UserError, first_line
 
 SMALLER = "data.batch_tokens (and raise trainer.accumulate) or model.size"
@@ -48,10 +46,12 @@ def explain(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if isinstance(error, UserError | WorkerLost):
         return text
-    for one in _chain(error):
-        if reason := _known(one):
-            return reason
-    return f"{type(error).__name__}: {first_line(error)}"
+    return known_reason(error) or f"{type(error).__name__}: {first_line(error)}"
+
+
+def known_reason(error: BaseException) -> str | None:
+    """Say what went wrong and what to do, where it is one of the usual causes; else None."""
+    return next((reason for one in _chain(error) if (reason := _known(one))), None)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -66,7 +66,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _known(error: BaseException) -> str | None:
     number = error.errno if isinstance(error, OSError) else None
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or number == errno.ENOMEM
+    memory = isinstance(error, MemoryError) or number == errno.ENOMEM
+    # torch.OutOfMemoryError is a RuntimeError as well, and says so in words.
     if memory or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
         return f"out of memory: {first_line(error)}; lower {SMALLER}"
     if number in (errno.ENOSPC, errno.EDQUOT):

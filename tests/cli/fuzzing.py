@@ -214,7 +214,8 @@ class Place:
         path, home = list(sys.path), os.getcwd()
         os.chdir(self.cwd)
         try:
-            code, out, err = outcome(verb, *texts)
+            with limited_memory():
+                code, out, err = outcome(verb, *texts)
         finally:
             os.chdir(home)
             sys.path[:] = path

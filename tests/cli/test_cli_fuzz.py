@@ -16,7 +16,6 @@ from tests.cli.fuzzing import (
     Check,
     Place,
     commands,
-    limited_memory,
     overrides,
     stand_ins,
     verbs,
@@ -44,7 +43,7 @@ def check(
     place = Place(tmp_path_factory.mktemp("wild"))
     place.trained("LM", language_model.path)
     place.trained("MT", translator.path)
-    with pytest.MonkeyPatch.context() as patch, limited_memory():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(place.top / "home"))
         patch.setenv("COLUMNS", "80")
         stand_ins(patch, place)

@@ -174,6 +174,30 @@ def test_a_damaged_checkpoint_is_named(cli: Run, language_model: Trained) -> Non
         assert "ckpt=last.ckpt: " in cli("sample", "ckpt=last.ckpt").error
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (MemoryError(), "out of memory: MemoryError; lower data.batch_tokens"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you"),
+            "out of memory: DefaultCPUAllocator",
+        ),
+        (ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu"), "pip install sacrebleu"),
+    ],
+)
+def test_other_verbs_explain_such_errors_too(
+    cli: Run, language_model: Trained, monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+) -> None:
+    def broken(*rest: Any, **keywords: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr("rmsrepro.tasks.evaluate", broken)
+    ran = cli("eval", f"ckpt={language_model.path}")
+    assert ran.code == 1
+    assert ran.err.startswith("error: ")
+    assert told in ran.err
+
+
 def test_giving_up_a_sweep(cli: Run) -> None:
     Path("outputs/sweeps").mkdir(parents=True)
     Path("outputs/runs").mkdir()
