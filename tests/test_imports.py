@@ -70,10 +70,10 @@ def imported_distributions(root: Path) -> set[str]:
                 names.add(node.module.split(".")[0])
     third_party = names - set(sys.stdlib_module_names) - {"rmsrepro"}
     owners = packages_distributions()
-    # `hydra_plugins` is a namespace that several distributions share; `triton` is an optional extra.
+    # `hydra_plugins` is a namespace that several distributions share; the others come with extras.
     return {
         owners.get(name, [name])[0].lower().replace("_", "-")
-        for name in third_party - {"hydra_plugins", "triton"}
+        for name in third_party - {"hydra_plugins", "submitit", "triton"}
     }
 
 

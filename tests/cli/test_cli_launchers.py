@@ -233,7 +233,7 @@ def test_a_sweep_that_no_longer_waits_for_a_cluster(
 
 def test_what_a_launcher_refuses(cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (
-        "there is no such launcher; did you mean submitit_slurm?"
+        "there is no such launcher; did you mean submitit_slurm"
         in cli("sweep", "launcher=submit_slurm").error
     )
     monkeypatch.setenv("PATH", str(tmp_path))

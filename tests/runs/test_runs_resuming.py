@@ -206,16 +206,16 @@ def test_a_signal_while_the_end_is_written(make_config: Make, monkeypatch: pytes
         os.kill(os.getpid(), signal.SIGTERM)
         write(*arguments)
 
-    monkeypatch.setattr(execution, "write_csv", interrupted)
     config = make_config("gru", "lm")
-    with pytest.raises(Interrupted) as stopped:
-        train(config, console=QUIET)
+    with monkeypatch.context() as patch:
+        patch.setattr(execution, "write_csv", interrupted)
+        with pytest.raises(Interrupted) as stopped:
+            train(config, console=QUIET)
     assert stopped.value.exit_code == 143
     [folder] = Path("outputs/runs").iterdir()
     assert json.loads((folder / "result.json").read_text())["status"] == "completed"
     assert not (folder / "lock.json").exists()
     assert not (folder / "running.json").exists()
-    monkeypatch.undo()
     assert train(config, console=QUIET).skipped
 
 
