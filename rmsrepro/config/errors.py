@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class UserError(ValueError):
@@ -19,6 +19,16 @@ def first_line(error: BaseException | str) -> str:
     """Return the first line of an error's message; its type's name where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it: a full disk may come out as a failure to write an archive."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        yield current
+        seen.append(current)
+        current = current.__cause__ or current.__context__
 
 
 def nearest(word: str, choices: Iterable[str], *, limit: int = 3) -> str:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rmsrepro.config.errors import UserError
+from rmsrepro.config.errors import UserError, causes
 from rmsrepro.config.paths import expanded
 
 _REASONS = {
@@ -21,14 +21,8 @@ _REASONS = {
 
 def disk_full(error: BaseException) -> OSError | None:
     """Return the error of a full disk that is behind `error`: itself, its cause, or what it arose from."""
-    seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        if isinstance(found, OSError) and found.errno in _REASONS:
-            return found
-        seen.add(id(found))
-        found = found.__cause__ or found.__context__
-    return None
+    full = (one for one in causes(error) if isinstance(one, OSError) and one.errno in _REASONS)
+    return next(full, None)
 
 
 GOES_ON = "then the same command goes on from the last checkpoint"

@@ -15,10 +15,10 @@ from rich.console import Console
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.plain import plain, yaml_text
 from rmsrepro.config.schema import Strategy, TrainConfig
-from rmsrepro.data import build_data
+from rmsrepro.runs.building import build, fit
 from rmsrepro.runs.callbacks import RunCallback
 from rmsrepro.runs.checkpoint_files import CheckpointFiles
-from rmsrepro.runs.checkpoints import Checkpoint, check_tokens, load_checkpoint
+from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
 from rmsrepro.runs.disk import explain_full
@@ -32,7 +32,7 @@ from rmsrepro.runs.progress import progress_view, speaker
 from rmsrepro.runs.reasons import explain
 from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
 from rmsrepro.runs.result import FINISHED, RunResult, base_record, flags
-from rmsrepro.runs.seeding import seed_dropout, stream_seed
+from rmsrepro.runs.seeding import seed_dropout
 from rmsrepro.runs.starting import starting_point
 from rmsrepro.runs.trackers import Tracker, flatten, open_tracker
 from rmsrepro.runs.trainer import make_trainer, quiet_lightning
@@ -90,24 +90,16 @@ class Run:
         start = starting_point(config, self.identity.run_id, self.folder, self.parent, self.say)
         if self.parent is not None and start is not self.parent:
             self.parent.hand_over()  # of no use any more
-        data = build_data(
-            config.data,
-            config.task.name,
-            seed=stream_seed(config.seed, "data"),
-            accumulate=config.trainer.accumulate,
+        module, data = build(
+            config,
             cache_dir=tokenizer_cache(config),
             fingerprint=self.identity.content["data"],
+            start=start,
+            ranks=ranks,
         )
-        data.setup("fit")
-        if start:
-            check_tokens(start, data, config.data.name)
-        module = build_task(config, data)
-        module.processes = ranks.size
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
         self._write_description(data)
         step = start.step if start else 0
-        if start:
-            data.load_state_dict(start.position)
         own = start if start is not self.parent else None
         if own is not None:  # its clocks go on from there
             before = (own.state, read_json(self.folder / "result.json") or {})
@@ -158,15 +150,7 @@ class Run:
                 if config.trainer.strategy is not Strategy.fsdp:  # which reads and writes in its own way
                     trainer.strategy.checkpoint_io = CheckpointFiles(start.hand_over() if start else None)
                 data.trainer = trainer  # its counter of updates tells the position
-                # Loaders instead of the data module: with one, Lightning looks for hooks of its three times a
-                # step, and this one has none.
-                trainer.fit(
-                    module,
-                    train_dataloaders=ranks.part_of(data.train_dataloader()),
-                    val_dataloaders=ranks.part_of(data.val_dataloader()),
-                    ckpt_path=str(start.path) if start else None,
-                    weights_only=True,
-                )
+                fit(trainer, module, data, start=start, ranks=ranks)
                 self._step = trainer.global_step
                 self.interruption.check()
                 device = trainer.strategy.root_device
@@ -186,6 +170,7 @@ class Run:
             "run_id": self.identity.run_id,
             "folder": str(self.folder),
             "cache_dir": str(tokenizer_cache(self.config)),
+            "fingerprint": self.identity.content["data"],
             "ckpt": str(start.path) if start else None,
             "own": own,
         }

@@ -21,17 +21,16 @@ for _number in SIGNALS:
 
 from rmsrepro.config.plain import from_plain  # noqa: E402
 from rmsrepro.config.plugins import import_from_here, load_plugins  # noqa: E402
-from rmsrepro.data import build_data  # noqa: E402
+from rmsrepro.runs.building import build, fit  # noqa: E402
 from rmsrepro.runs.callbacks import RunCallback  # noqa: E402
 from rmsrepro.runs.checkpoints import load_checkpoint  # noqa: E402
 from rmsrepro.runs.clocks import Clocks  # noqa: E402
 from rmsrepro.runs.processes import Ranks, threads_each  # noqa: E402
 from rmsrepro.runs.progress import Silent  # noqa: E402
 from rmsrepro.runs.records import NoLog  # noqa: E402
-from rmsrepro.runs.seeding import seed_dropout, stream_seed  # noqa: E402
+from rmsrepro.runs.seeding import seed_dropout  # noqa: E402
 from rmsrepro.runs.trackers import NoTracker  # noqa: E402
 from rmsrepro.runs.trainer import make_trainer, quiet_lightning  # noqa: E402
-from rmsrepro.tasks import build_task  # noqa: E402
 
 
 class Deaf(Interruption):
@@ -68,16 +67,13 @@ def follow(order: dict[str, Any], tell: int) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     start = load_checkpoint(order["ckpt"]) if order["ckpt"] else None
-    data = build_data(
-        config.data,
-        config.task.name,
-        seed=stream_seed(config.seed, "data"),
-        accumulate=config.trainer.accumulate,
+    module, data = build(
+        config,
         cache_dir=Path(order["cache_dir"]),
+        fingerprint=order["fingerprint"],
+        start=start,
+        ranks=ranks,
     )
-    module = build_task(config, data)
-    module.processes = ranks.size
-    data.start_batch = (start.step if start else 0) * config.trainer.accumulate
     callback = RunCallback(
         folder=Path(order["folder"]),
         trainer_config=config.trainer,
@@ -96,13 +92,7 @@ def follow(order: dict[str, Any], tell: int) -> None:
     with quiet_lightning():
         trainer = make_trainer(config, callback, ranks=ranks)
         os.write(tell, b"1")
-        trainer.fit(
-            module,
-            train_dataloaders=ranks.part_of(data.train_dataloader()),
-            val_dataloaders=ranks.part_of(data.val_dataloader()),
-            ckpt_path=str(start.path) if start else None,
-            weights_only=True,
-        )
+        fit(trainer, module, data, start=start, ranks=ranks)
     torch.distributed.destroy_process_group()
 
 

@@ -23,6 +23,7 @@ from rmsrepro.runs.locks import lock
 from rmsrepro.runs.owners import alive
 from rmsrepro.runs.reasons import WorkerLost, explain
 from rmsrepro.runs.result import record_failure
+from rmsrepro.runs.status import total_seconds
 
 End = dict[str, Any]
 """How a job ended, as `run_job` tells it: run_id, status, error, seconds."""
@@ -46,9 +47,6 @@ def lost(error: Exception) -> WorkerLost | None:
     if isinstance(error, concurrent.futures.BrokenExecutor):
         ends = re.search(r"exit codes? of the workers (?:is|are) \{(.*)\}", str(error))
         return WorkerLost(re.sub(r"\(-?\d+\)", "", ends[1]) if ends else "")
-    if type(error).__module__.startswith("submitit"):
-        ends = re.search(r"SIG[A-Z]+|exit code -?\d+", str(error))
-        return WorkerLost(ends[0] if ends else "")
     return None
 
 
@@ -167,13 +165,17 @@ def ended_since(folder: Path, before: int | None) -> End | None:
     result = read_json(folder / "result.json")
     if result is None:
         return None
-    clocks = result.get("clocks")
-    error = result.get("error")
+    return end_by_record(folder.name, result)
+
+
+def end_by_record(run_id: str, record: dict[str, Any]) -> End:
+    """Return how a run ended, by its `result.json`."""
+    error = record.get("error")
     return {
-        "run_id": folder.name,
-        "status": str(result.get("status")),
+        "run_id": run_id,
+        "status": str(record.get("status")),
         "error": None if error is None else str(error),
-        "seconds": number(clocks.get("total_s")) if isinstance(clocks, dict) else 0.0,
+        "seconds": total_seconds(record),
     }
 
 

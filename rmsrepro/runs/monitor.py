@@ -19,9 +19,10 @@ from rich.progress import (
 )
 
 from rmsrepro.runs.contention import is_contended
-from rmsrepro.runs.files import number, read_json
+from rmsrepro.runs.files import read_json
 from rmsrepro.runs.lost import stamp
 from rmsrepro.runs.reasons import DIVERGED
+from rmsrepro.runs.status import total_seconds
 
 _BEAT_S = 20.0
 
@@ -93,11 +94,10 @@ class Monitor:
 
     def _show(self, run_id: str, overrides: str, result: dict[str, object]) -> None:
         done = self._total - len(self._jobs)
-        metrics, clocks, status = result.get("metrics"), result.get("clocks"), str(result.get("status"))
+        metrics, status = result.get("metrics"), str(result.get("status"))
         loss = metrics.get("val_loss") if isinstance(metrics, dict) else None
-        seconds = number(clocks.get("total_s")) if isinstance(clocks, dict) else 0.0
         tail = f"  val_loss {loss:.4f}" if isinstance(loss, int | float) else ""
-        line = f"[{done}/{self._total}] {status} {run_id}{tail}  {seconds:.1f} s"
+        line = f"[{done}/{self._total}] {status} {run_id}{tail}  {total_seconds(result):.1f} s"
         if is_contended(result):
             line += " (contended)"
         if status in ("failed", "diverged"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
 
-from rmsrepro.config.errors import UserError, first_line
+from rmsrepro.config.errors import UserError, causes, first_line
 
 SMALLER = "data.batch_tokens (and raise trainer.accumulate) or model.size"
 _MEMORY = re.compile(
@@ -51,17 +50,7 @@ def explain(error: BaseException) -> str:
 
 def known_reason(error: BaseException) -> str | None:
     """Say what went wrong and what to do, where it is one of the usual causes; else None."""
-    return next((reason for one in _chain(error) if (reason := _known(one))), None)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it: a full disk may come out as a failure to write an archive."""
-    seen: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in seen:
-        yield current
-        seen.append(current)
-        current = current.__cause__ or current.__context__
+    return next((reason for one in causes(error) if (reason := _known(one))), None)
 
 
 def _known(error: BaseException) -> str | None:

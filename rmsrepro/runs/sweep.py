@@ -1,4 +1,4 @@
-"""Many runs: all composed before any starts, finished ones skipped, failures named and counted."""
+"""The runs of a plan through a launcher: failures named and counted, the rest goes on."""
 
 from __future__ import annotations
 
@@ -15,31 +15,26 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from rmsrepro.config.compose import Composer, to_train_config
+from rmsrepro.config.compose import to_train_config
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, chosen_experiment
 from rmsrepro.config.paths import expanded
-from rmsrepro.config.plain import plain
 from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
-from rmsrepro.config.schema import Backend, Placement, Strategy, TrainConfig
-from rmsrepro.data import data_fingerprint
-from rmsrepro.norms import NormSpec, choose_backend
-from rmsrepro.norms.given import check_norm_parameters, check_task, drop_foreign_parameters
-from rmsrepro.runs.checkpoints import load_checkpoint
-from rmsrepro.runs.files import read_json, to_json
-from rmsrepro.runs.identity import check_norm, failed_id, identify
+from rmsrepro.config.schema import TrainConfig
+from rmsrepro.norms.given import drop_foreign_parameters
+from rmsrepro.runs.files import read_json
+from rmsrepro.runs.identity import failed_id
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
 from rmsrepro.runs.launchers import LauncherOptions
-from rmsrepro.runs.lost import End, Rounds, record_loss, was_struck
+from rmsrepro.runs.lost import End, Rounds, end_by_record, record_loss, was_struck
 from rmsrepro.runs.manifests import release_manifest, touch_manifest, write_manifest
 from rmsrepro.runs.monitor import Monitor
+from rmsrepro.runs.planning import Job, SweepPlan, identify_job
 from rmsrepro.runs.reasons import explain
-from rmsrepro.runs.result import finished_result, record_failure, runs_dir
-from rmsrepro.runs.status import total_seconds
+from rmsrepro.runs.result import record_failure, runs_dir
 from rmsrepro.runs.submitted import Lost, Requeue
-from rmsrepro.runs.train import OtherModel, check_continuation, nothing_to_do, train
+from rmsrepro.runs.train import train
 from rmsrepro.runs.workers import (
     become_sweep,
     is_worker,
@@ -48,30 +43,6 @@ from rmsrepro.runs.workers import (
     told_to_stop,
     watch_between_jobs,
 )
-from rmsrepro.tasks import norm_spec
-
-
-@dataclass
-class Job:
-    """One run of a sweep: what was asked, and what it came to."""
-
-    overrides: list[Override]
-    config: TrainConfig
-    run_id: str = ""
-    group: str = ""
-    backend_note: str | None = None
-    """Why `auto` settled on the backend that the config now names, where there is something to say."""
-    error: str | None = None
-    status: str = "planned"
-    """planned | completed | diverged | failed | busy"""
-    skipped: bool = False
-    nothing_left: str | None = None
-    """Why there is no run to make: the checkpoint has all the updates already."""
-    seconds: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return " ".join(item.text for item in self.overrides)
 
 
 @dataclass
@@ -83,124 +54,6 @@ class SweepOptions:
     num_threads: int | None = None
     command: str = ""
     """The command line, for `status`: what to repeat."""
-
-
-@dataclass
-class SweepPlan:
-    """All jobs of a sweep, in order, with what was noticed while planning."""
-
-    jobs: list[Job]
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def todo(self) -> list[Job]:
-        return [job for job in self.jobs if not job.skipped and job.error is None]
-
-
-def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepPlan:
-    """Compose every job, settle the backend, find out which are finished.
-
-    Raises:
-        UserError: a wrong key, name, type or missing file in any job; a norm parameter that no selected
-            norm has. A job that breaks a rule between fields is kept, with its `error`.
-    """
-    planned: list[Job] = []
-    notes: list[str] = []
-    for overrides in jobs:
-        config = to_train_config(composer.raw(list(overrides)), chosen_experiment(overrides))
-        planned.append(Job(list(overrides), config))
-    for job in planned:
-        _check_one_process(job)
-    check_norm_parameters([job.config for job in planned])
-    for job in planned:
-        placement = job.config.placement
-        if job.config.model.name == "gru" and placement not in (Placement.pre, Placement.none):
-            note = f"placement={placement.value} does not apply to model=gru and was dropped there"
-            if note not in notes:
-                notes.append(note)
-            job.config = replace(job.config, placement=Placement.pre)
-            job.overrides = [item for item in job.overrides if item.key != "placement"]
-        try:
-            job.config = resolve(job.config)
-            check_task(job.config.norm["name"], job.config.task.name)
-        except UserError as error:
-            job.error = str(error)
-    _settle_backend(planned, notes)
-    fingerprints: dict[str, str] = {}
-    for job in planned:
-        if job.error is not None:
-            job.run_id = failed_id(job.config)
-            continue
-        try:
-            _identify(job, fingerprints)
-        except OtherModel as error:
-            job.error, job.run_id = str(error), failed_id(job.config)
-    merged: dict[str, Job] = {}
-    for job in planned:
-        merged.setdefault(job.run_id, job)
-    if len(merged) < len(planned):
-        notes.append(
-            f"{len(planned) - len(merged)} of {len(planned)} jobs are the same as others and were merged"
-        )
-    for job in merged.values():
-        if job.nothing_left is not None:
-            notes.append(job.nothing_left)
-            job.skipped, job.status = True, "completed"
-            continue
-        done = finished_result(runs_dir(job.config.out_dir) / job.run_id)
-        if done is not None and not job.config.rerun and job.error is None:
-            job.skipped, job.status = True, str(done["status"])
-            job.seconds = total_seconds(done)
-    return SweepPlan(list(merged.values()), notes)
-
-
-def _check_one_process(job: Job) -> None:
-    """Refuse a job of several processes: a launcher gives each job one.
-
-    Raises:
-        UserError: what to do instead.
-    """
-    strategy = job.config.trainer.strategy
-    if strategy is Strategy.single:
-        return
-    kept = " ".join(item.text for item in job.overrides if item.key != "study_name")
-    raise UserError(
-        f"trainer={strategy.value}: a sweep gives each job one process, so nothing was started; train one "
-        f"run after another (rmsrepro train {kept}; the report shows them together), or leave it out and "
-        "spread the jobs over the devices: n_jobs=N, or launcher=submitit_slurm"
-    )
-
-
-def _settle_backend(jobs: Sequence[Job], notes: list[str]) -> None:
-    """Replace backend=auto by the fastest backend that all norms of the sweep have."""
-    open_jobs = [job for job in jobs if job.error is None and job.config.backend is Backend.auto]
-    if not open_jobs:
-        return
-    specs: list[NormSpec] = [norm_spec(job.config) for job in open_jobs]
-    try:
-        choice = choose_backend(specs, "auto")
-    except (ValueError, TypeError) as error:
-        raise UserError(str(error)) from error
-    for job in open_jobs:
-        job.config, job.backend_note = replace(job.config, backend=Backend(choice.backend)), choice.note
-    some = len(open_jobs) < len(jobs)
-    who = f"{len(open_jobs)} of {len(jobs)} jobs" if some else "all jobs"
-    why = f" ({choice.note})" if choice.note else ""
-    notes.append(f"backend=auto: {who} use {choice.backend}, the fastest that all their norms have{why}")
-
-
-def _identify(job: Job, fingerprints: dict[str, str]) -> None:
-    check_norm(job.config)
-    key = to_json([plain(job.config.data), job.config.task.name], indent=None)
-    if key not in fingerprints:
-        fingerprints[key] = data_fingerprint(job.config.data, job.config.task.name)
-    parent = None
-    if job.config.ckpt:
-        checkpoint = load_checkpoint(job.config.ckpt)
-        check_continuation(job.config, checkpoint)
-        parent, job.nothing_left = checkpoint.run_id, nothing_to_do(job.config, checkpoint)
-    identity = identify(job.config, data_hash=fingerprints[key], parent=parent)
-    job.run_id, job.group = identity.run_id, identity.group
 
 
 def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], console: Console) -> list[Job]:
@@ -281,10 +134,11 @@ def _end(job: Job, result: End | Lost) -> End:
     if not isinstance(result, Lost):
         return result
     record = read_json(runs_dir(job.config.out_dir) / job.run_id / "result.json") or {}
-    status, error = str(record.get("status", "failed")), record.get("error")
-    if status == "interrupted" or "status" not in record:
-        status, error = "failed", f"{result.error}; the same command goes on with the run"
-    return {"run_id": job.run_id, "status": status, "error": error, "seconds": total_seconds(record)}
+    ended = end_by_record(job.run_id, record)
+    if record.get("status", "interrupted") == "interrupted":
+        error = f"{result.error}; the same command goes on with the run"
+        return {**ended, "status": "failed", "error": error}
+    return ended
 
 
 @contextlib.contextmanager
@@ -355,7 +209,7 @@ def _record_early_failure(config: TrainConfig, problem: Exception) -> str:
     """
     job = Job([], config)
     with contextlib.suppress(Exception):  # whatever is wrong with the job, `problem` tells it
-        _identify(job, {})
+        identify_job(job, {})
     folder = runs_dir(config.out_dir) / job.run_id
     if not job.run_id or (folder.exists() and (read_json(folder / "result.json") or {}).get("steps") != 0):
         job.run_id = failed_id(config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rmsrepro.verbs.common import say
 
 if TYPE_CHECKING:
-    from rmsrepro.runs.sweep import Job
+    from rmsrepro.runs.planning import Job
 
 
 def tell_end(jobs: Sequence[Job], seconds: float) -> int:

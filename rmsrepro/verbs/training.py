@@ -162,7 +162,8 @@ def sweep_jobs(
     """
     from rmsrepro.runs.disk import check_writable
     from rmsrepro.runs.launchers import LauncherOptions
-    from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
+    from rmsrepro.runs.planning import plan_sweep
+    from rmsrepro.runs.sweep import SweepOptions, run_sweep
 
     two = 2 if options.launcher in ("joblib", "submitit_local") else None
     launcher = LauncherOptions(
@@ -216,7 +217,7 @@ _TOLD_BY_ID = ("task", "data", "model", "norm", "seed")
 
 def _list_jobs(jobs: Sequence[object]) -> None:
     from rmsrepro.runs.estimate import estimate_seconds
-    from rmsrepro.runs.sweep import Job
+    from rmsrepro.runs.planning import Job
 
     total, unknown, contended = 0.0, 0, False
     known = [

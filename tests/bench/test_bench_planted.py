@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -14,21 +12,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rmsrepro.norms.targets import GivenNorm
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "planted_slowdown", ROOT / "scripts" / "planted_slowdown.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "planted_slowdown", module)
-    spec.loader.exec_module(module)
-    return module
+def script() -> ModuleType:
+    return load_script("planted_slowdown.py")
 
 
 def built(script: ModuleType, norm: str) -> tuple[nn.Module, torch.Tensor]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from rmsrepro.cli import main
-from tests.cli.running import LM, TRANSLATION, Ran, Trained, command, environment, records
+from tests.cli.running import LM, TRANSLATION, Ran, Start, Trained, command, environment, records
 
 
 @pytest.fixture
@@ -50,6 +51,31 @@ def program() -> Callable[..., Ran]:
         return ran
 
     return run
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a command in a session of its own, so that a signal can go to all of it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, env: Mapping[str, str | None] | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=environment(env),
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _trained(factory: pytest.TempPathFactory, name: str, arguments: list[str]) -> Trained:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rmsrepro.norms import registry
 
 LM = ["debug=fast", "model.d_model=16"]
 TRANSLATION = [
@@ -67,3 +72,46 @@ class Trained:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+"""`start("train", "norm=rmsnorm", env={"HOME": None})`: see the fixture."""
+SLOW = """\
+import time
+
+from torch import nn
+
+
+class Slow(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x):
+        if self.training:
+            time.sleep({seconds})
+        return x
+"""
+
+
+@contextlib.contextmanager
+def slow_norm(seconds: float) -> Iterator[None]:
+    """Have `norm=slow_norm:Slow` here, which takes its time: a signal then meets the run on any machine."""
+    path, strings = list(sys.path), dict(registry._import_strings)
+    Path("slow_norm.py").write_text(SLOW.format(seconds=seconds))
+    yield
+    sys.path[:] = path
+    sys.modules.pop("slow_norm", None)
+    registry._import_strings.clear()
+    registry._import_strings.update(strings)
+
+
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str] | None, seconds: float = 200
+) -> None:
+    """Wait for a condition while a process runs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if process is not None:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

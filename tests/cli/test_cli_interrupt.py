@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from rmsrepro.norms import registry
 from rmsrepro.runs.files import read_json
 from rmsrepro.runs.locks import lock
 from rmsrepro.runs.owners import alive
-from tests.cli.running import LM, Ran, command, environment, records
+from tests.cli.running import LM, Ran, Start, records, slow_norm, wait_for
 
 Run = Callable[..., Ran]
 STEPS = 120
@@ -25,72 +22,19 @@ LONG = [
     *LM, "model.num_layers=1", f"trainer.max_steps={STEPS}", "trainer.val_every=100",
     "trainer.checkpoint_every=1", "norm=slow_norm:Slow",
 ]  # fmt: skip
-SLOW = """\
-import time
-
-from torch import nn
-
-
-class Slow(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.01)
-        return x
-"""
 
 
 @pytest.fixture(autouse=True)
 def _slow_norm() -> Iterator[None]:
     """A norm that takes its time, so that a signal meets the run on any machine."""
-    path, strings = list(sys.path), dict(registry._import_strings)
-    Path("slow_norm.py").write_text(SLOW)
-    yield
-    sys.path[:] = path
-    sys.modules.pop("slow_norm", None)
-    registry._import_strings.clear()
-    registry._import_strings.update(strings)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a command in a session of its own, so that a signal can go to all of it."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command(*arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env=environment(),
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with slow_norm(0.01):
+        yield
 
 
 def running() -> dict[str, int]:
     """Run id -> step of the runs under way."""
     found = {file.parent.name: read_json(file) for file in Path("outputs/runs").glob("*/running.json")}
     return {name: int(content.get("step", 0)) for name, content in found.items() if content is not None}
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -106,9 +50,7 @@ def owners() -> list[dict[str, object]]:
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
-def test_an_interrupted_run(
-    start: Callable[..., subprocess.Popen[str]], cli: Run, number: signal.Signals, code: int
-) -> None:
+def test_an_interrupted_run(start: Start, cli: Run, number: signal.Signals, code: int) -> None:
     process = start("train", *LONG)
     wait_for(lambda: any(step >= 5 for step in running().values()), process)
     process.send_signal(number)
@@ -140,9 +82,7 @@ def test_an_interrupted_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["the program", "the whole terminal"])
-def test_an_interrupted_sweep_of_workers(
-    start: Callable[..., subprocess.Popen[str]], cli: Run, to: str
-) -> None:
+def test_an_interrupted_sweep_of_workers(start: Start, cli: Run, to: str) -> None:
     jobs = [*LONG, "seed=1,2,3", "launcher=joblib", "n_jobs=2"]
     process = start("sweep", *jobs)
     wait_for(lambda: sum(step >= 5 for step in running().values()) >= 2, process)
@@ -172,7 +112,7 @@ def test_an_interrupted_sweep_of_workers(
 
 
 @pytest.mark.slow
-def test_an_interrupted_sweep_in_one_process(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
+def test_an_interrupted_sweep_in_one_process(start: Start, cli: Run) -> None:
     jobs = [*LONG, "seed=1,2"]
     process = start("sweep", *jobs)
     wait_for(lambda: any(step >= 5 for step in running().values()), process)
@@ -186,7 +126,7 @@ def test_an_interrupted_sweep_in_one_process(start: Callable[..., subprocess.Pop
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(start: Callable[..., subprocess.Popen[str]], cli: Run) -> None:
+def test_a_killed_run_goes_on(start: Start, cli: Run) -> None:
     process = start("train", *LONG)
     wait_for(lambda: any(step >= 5 for step in running().values()), process)
     process.kill()

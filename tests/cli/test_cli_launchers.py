@@ -5,22 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from rmsrepro.norms import registry
 from rmsrepro.runs.files import read_json
 from rmsrepro.runs.owners import alive
 from tests.cli import fake_slurm
-from tests.cli.running import LM, Ran, command, environment, records
+from tests.cli.running import LM, Ran, Start, records, slow_norm, wait_for
 
 Run = Callable[..., Ran]
-Start = Callable[..., "subprocess.Popen[str]"]
 needs_submitit = pytest.mark.skipif(
     importlib.util.find_spec("submitit") is None, reason="hydra-submitit-launcher is not installed"
 )
@@ -29,56 +24,12 @@ LONG = [
     *LM, "model.num_layers=1", f"trainer.max_steps={STEPS}", "trainer.val_every=100",
     "trainer.checkpoint_every=1000", "norm=slow_norm:Slow", "seed=1,2,3",
 ]  # fmt: skip
-SLOW = """\
-import time
-
-from torch import nn
-
-
-class Slow(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.02)
-        return x
-"""
 
 
 @pytest.fixture
 def _slow_norm() -> Iterator[None]:
-    path, strings = list(sys.path), dict(registry._import_strings)
-    Path("slow_norm.py").write_text(SLOW)
-    yield
-    sys.path[:] = path
-    sys.modules.pop("slow_norm", None)
-    registry._import_strings.clear()
-    registry._import_strings.update(strings)
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    started: list[subprocess.Popen[str]] = []
-
-    def run(*arguments: str, env: dict[str, str | None] | None = None) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command(*arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env=environment(env),
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with slow_norm(0.02):
+        yield
 
 
 def at_work() -> dict[str, int]:
@@ -89,17 +40,6 @@ def at_work() -> dict[str, int]:
         if running and owner and running.get("step", 0) >= 5:
             found[file.parent.name] = int(owner["pid"])
     return found
-
-
-def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[str] | None, seconds: float = 150
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if process is not None:
-            assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def processes() -> list[str]:

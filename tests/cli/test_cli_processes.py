@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import LM, Ran, records
-from tests.cli.test_cli_launchers import Start, _slow_norm, at_work, processes, start, wait_for
+from tests.cli.running import LM, Ran, Start, records, wait_for
+from tests.cli.test_cli_launchers import _slow_norm, at_work, processes
 
-__all__ = ["_slow_norm", "start"]  # fixtures
+__all__ = ["_slow_norm"]  # a fixture
 Run = Callable[..., Ran]
 STEPS = 60
 DDP = ["trainer=ddp", "trainer.accelerator=cpu", "backend=composite"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import pytest
 
 from tests.cli.running import LM, Ran, Trained, records
 from tests.conftest import ROOT
+from tests.scripts import load_script
 
 Run = Callable[..., Ran]
 FAULTS = ("memory", "package", "error")
@@ -26,12 +26,7 @@ FAULTS = ("memory", "package", "error")
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sweep_test", ROOT / "scripts" / "sweep_test.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("sweep_test.py")
 
 
 @pytest.fixture

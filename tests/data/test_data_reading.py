@@ -139,6 +139,7 @@ def test_any_lines_come_back(lines: list[str]) -> None:
         (gzip.compress(gzip.compress(b"one\n")), "It is compressed twice"),
         ("one gr\u00f6\u00df".encode()[:-1], "It ends in the middle of a character, so it was cut off"),
     ],
+    ids=["NUL", "UTF-16", "packed twice", "cut off"],
 )
 def test_what_no_text_holds_is_told(tmp_path: Path, raw: bytes, told: str) -> None:
     path = tmp_path / "some.txt"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -17,6 +16,7 @@ from rmsrepro.config.compose import Composer, _keys
 from rmsrepro.config.overrides import split_override
 from rmsrepro.norms import list_norms, norm_info
 from rmsrepro.norms.params import BUILTIN_PARAMS, PRESETS
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -126,20 +126,10 @@ def test_readme_says_nothing_of_verbs_that_are_not_there() -> None:
 # ----------------------------------------------------------------------------------- configuration
 
 
-def script(name: str) -> ModuleType:
-    """A module of scripts/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     """scripts/document_config.py."""
-    return script("document_config")
+    return load_script("document_config.py")
 
 
 def test_configuration_page_is_up_to_date(generator: ModuleType) -> None:
@@ -270,7 +260,7 @@ def test_rules_of_the_verdict_are_told_in_order() -> None:
 
 
 def test_claims_page_is_up_to_date() -> None:
-    ledger = script("document_claims")
+    ledger = load_script("document_claims.py")
     page = ledger.PAGE.read_text(encoding="utf-8")
     assert ledger.page_with(ledger.generated(), page) == page, "run: python scripts/document_claims.py"
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor
 from rmsrepro.norms.backends.fused import checking
 from rmsrepro.norms.backends.fused.checking import Case, cases
 from rmsrepro.norms.backends.fused.rule import Rule
+from tests.scripts import load_script
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (extra: dev, on Linux x86-64)"
@@ -333,12 +333,7 @@ def test_kernels_compile_for_a_gpu(dtype: str, capability: int, monkeypatch: Any
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    loader = SourceFileLoader("gpu_check", str(ROOT / "scripts" / "gpu_check"))
-    spec = importlib.util.spec_from_loader("gpu_check", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return load_script("gpu_check")
 
 
 def test_script_checks_values_in_the_interpreter(tmp_path: Path) -> None:

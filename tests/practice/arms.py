@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rmsrepro.config.schema import GRUConfig, Placement, Site, TransformerConfig
 from rmsrepro.models import build_model
 from rmsrepro.norms import NormSpec, list_norms, norm_info
-from tests.norms.conftest import ARMS, Arm
+from tests.norms.conftest import ARMS, Arm, skip_without
 
 BACKENDS = ("composite", "torch", "fused")
 """Those that cost no compiling; test_norms_compiled.py has the fourth."""
@@ -102,3 +102,9 @@ def inputs(task: str, lengths: list[int], width: int, length: int = 5) -> tuple[
 
 def mean_loss(logits: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), target.flatten())
+
+
+def skip_where_lacking(arm: Arm) -> None:
+    """Skip the test where this machine has not the arm's backend."""
+    if arm.norm != "none":
+        skip_without(arm.backend)

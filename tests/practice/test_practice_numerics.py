@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -29,24 +28,25 @@ from rmsrepro.norms.adding import add_norm
 from rmsrepro.norms.linear import WeightNorm
 from rmsrepro.norms.params import KRule, count_entries
 from rmsrepro.tasks.optim import build_optimizer
-from tests.models.norms import MASKED, PLAIN, WEIGHTS, users_norms
+from tests.models.norms import MASKED, PLAIN, WEIGHTS
 from tests.norms.conftest import Arm, skip_without
-from tests.practice.arms import CELLS, CHEAP, EVERYWHERE, FEW, cells, inputs, mean_loss, model, name
+from tests.practice.arms import (
+    CELLS,
+    CHEAP,
+    EVERYWHERE,
+    FEW,
+    cells,
+    inputs,
+    mean_loss,
+    model,
+    name,
+    skip_where_lacking,
+)
 
 every_arm = pytest.mark.parametrize("arm", CHEAP, ids=name)
+pytestmark = pytest.mark.usefixtures("users_norms_registered")
 everywhere = pytest.mark.parametrize("arm", EVERYWHERE, ids=name)
 HALF = [torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered() -> Iterator[None]:
-    with users_norms():
-        yield
-
-
-def skip_where_lacking(arm: Arm) -> None:
-    if arm.norm != "none":
-        skip_without(arm.backend)
 
 
 # ------------------------------------------------------------------------------------------- dtypes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,24 +14,14 @@ from rmsrepro.config.schema import Site
 from rmsrepro.models.gru import GRULayer
 from rmsrepro.norms import NormSpec
 from tests.cli.running import Ran, records
-from tests.models.norms import MASKED, PLAIN, users_norms
+from tests.models.norms import MASKED, PLAIN
 from tests.norms.conftest import Arm, skip_without
-from tests.practice.arms import EVERYWHERE, inputs, mean_loss, model, name
+from tests.practice.arms import EVERYWHERE, inputs, mean_loss, model, name, skip_where_lacking
 
 Run = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("users_norms_registered")
 everywhere = pytest.mark.parametrize("arm", EVERYWHERE, ids=name)
 RNNSEARCH = {"kind": "gru"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered() -> Iterator[None]:
-    with users_norms():
-        yield
-
-
-def skip_where_lacking(arm: Arm) -> None:
-    if arm.norm != "none":
-        skip_without(arm.backend)
 
 
 def copy_gru(layer: GRULayer, reference: nn.GRUCell) -> None:

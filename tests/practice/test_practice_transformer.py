@@ -12,18 +12,13 @@ from torch import nn
 from rmsrepro.config.schema import Placement
 from rmsrepro.norms import is_norm, norm_info
 from tests.norms.conftest import Arm, skip_without
-from tests.practice.arms import EVERYWHERE, cells, inputs, mean_loss, model, name
+from tests.practice.arms import EVERYWHERE, cells, inputs, mean_loss, model, name, skip_where_lacking
 
 everywhere = pytest.mark.parametrize("arm", EVERYWHERE, ids=name)
 PLACES: list[dict[str, Any]] = [
     *({"kind": "transformer", "placement": placement} for placement in Placement),
     {"kind": "transformer", "qk_norm": True},
 ]
-
-
-def skip_where_lacking(arm: Arm) -> None:
-    if arm.norm != "none":
-        skip_without(arm.backend)
 
 
 def over_positions(arm: Arm) -> bool:

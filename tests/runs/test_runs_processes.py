@@ -16,10 +16,11 @@ from rmsrepro.config.errors import UserError
 from rmsrepro.config.schema import TrainConfig, TrainerConfig
 from rmsrepro.data.batches import IGNORE, LMBatch, translation_batch
 from rmsrepro.data.loaders import BatchList
+from rmsrepro.runs.building import build
 from rmsrepro.runs.checkpoints import load_checkpoint
+from rmsrepro.runs.planning import plan_sweep
 from rmsrepro.runs.processes import Followers, Ranks, own_state, process_count, threads_each
 from rmsrepro.runs.seeding import seed_dropout
-from rmsrepro.runs.sweep import plan_sweep
 from rmsrepro.runs.train import check_hardware, plan, train
 
 DDP = ["trainer=ddp", "trainer.accelerator=cpu"]
@@ -78,6 +79,20 @@ def test_two_processes_train_as_one(make_config: Make, model: str, task: str, mo
             assert float((tensor - expected[name]).norm() / expected[name].norm()) < 1e-4, name
     written = {path.name for path in two.iterdir()}
     assert written == {path.name for path in one.iterdir()}
+
+
+def test_every_process_goes_on_with_the_same_batches(make_config: Make) -> None:
+    """Where a checkpoint is continued with other accumulation, its updates do not tell the batches."""
+    first = run(make_config("gru", "lm", "trainer.accumulate=1", "trainer.max_steps=3"))
+    more = make_config("gru", "lm", "trainer.accumulate=2", f"ckpt={first}", "trainer.max_steps=5")
+    start, fingerprint = load_checkpoint(first), plan(more)[0].content["data"]
+    for rank in range(2):
+        module, data = build(
+            more, cache_dir=Path("cache"), fingerprint=fingerprint, start=start, ranks=Ranks(rank, 2)
+        )
+        assert module.processes == 2
+        # Three batches are used up; the next update of two begins with the fifth.
+        assert (data.start_batch, data.state_dict()) == (4, {"batches": 4, "updates": 3})
 
 
 def test_parts_make_the_whole_batch() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from rmsrepro.runs.interruption import Interrupted
 from rmsrepro.runs.records import read_metrics
 from rmsrepro.runs.seeding import rng_state, seed_dropout, set_rng_state
 from rmsrepro.runs.train import train
+from tests.scripts import load_script
 
 Make = Callable[..., TrainConfig]
 QUIET = Console(quiet=True)
@@ -230,18 +229,8 @@ def test_more_accumulation_begins_with_a_whole_update(make_config: Make) -> None
 # ------------------------------------------------------------------------------------ scripts/kill_test
 
 
-def script(repo_root: Path) -> Any:
-    loader = SourceFileLoader("kill_test", str(repo_root / "scripts" / "kill_test"))
-    spec = importlib.util.spec_from_loader("kill_test", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kill_test"] = module
-    loader.exec_module(module)
-    return module
-
-
 def test_the_kill_test_sees_other_batches(repo_root: Path) -> None:
-    found = script(repo_root).batch_differences
+    found = load_script("kill_test").batch_differences
     Path("straight").write_text("1 0 a\n1 0 b\n1 1 c\n1 1 d\n")
     cases = {
         "1 0 a\n1 0 b\n1 1 c\n1 1 d\n": [],

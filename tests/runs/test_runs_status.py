@@ -25,8 +25,9 @@ from rmsrepro.report.records import State
 from rmsrepro.runs.estimate import Estimate, estimate_seconds
 from rmsrepro.runs.identity import failed_id
 from rmsrepro.runs.owners import owner_record
+from rmsrepro.runs.planning import plan_sweep
 from rmsrepro.runs.status import Row, Status, read_status
-from rmsrepro.runs.sweep import SweepOptions, plan_sweep, run_sweep
+from rmsrepro.runs.sweep import SweepOptions, run_sweep
 from rmsrepro.verbs import bench_text, listing
 from rmsrepro.verbs.common import composer
 from rmsrepro.verbs.watching import _status_table
