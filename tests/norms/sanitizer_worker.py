@@ -119,13 +119,11 @@ def numbers(dtype: str, count: int, kind: int = 0) -> bytes:
 
 
 class Kernels:
-    """The library's functions, called as calls.hpp and gru.cpp say."""
+    """The library's functions, called as calls.hpp and gru.hpp say."""
 
     def __init__(self, library: str, level: str, sources: Path) -> None:
         self.library, self.level = ctypes.CDLL(library), level
-        self.text = "\n".join(
-            file.read_text() for name in ("calls.hpp", "gru.cpp") if (file := sources / name).exists()
-        )
+        self.text = "\n".join((sources / name).read_text() for name in ("calls.hpp", "gru.hpp"))
 
     def pack(self, name: str, **values: Any) -> bytes:
         content = b""

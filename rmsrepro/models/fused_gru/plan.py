@@ -27,7 +27,7 @@ ABSENT = -1
 
 
 class _SiteFields(RuleFields):
-    """`struct GruSite` of gru.cpp, which begins with its rule."""
+    """`struct GruSite` of gru.hpp, which begins with its rule."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("normed", "gain", "bias"))
 

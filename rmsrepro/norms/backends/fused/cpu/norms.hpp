@@ -1,5 +1,4 @@
-// Forward and backward of the norms over many rows. Two files make use of this, one for each width of an entry, so
-// that they are compiled side by side.
+// Forward and backward of the norms over many rows.
 #pragma once
 #include "rows.hpp"
 #include "threads.hpp"

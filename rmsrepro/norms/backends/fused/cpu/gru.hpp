@@ -3,6 +3,7 @@
 //
 // A row of each product is [gates r and u (2 d), candidate (d)]. Its two parts are the sites of the four norms:
 // gates of x, candidate of x, gates of the state, candidate of the state. A site without a norm may have a bias.
+#pragma once
 #include "gates.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
@@ -306,12 +307,3 @@ int64_t backward(const GruBackwardCall& call) {
 
 }  // namespace gru
 }  // namespace LEVEL
-
-EXPORTED(gru_forward)(const GruForwardCall* call) {
-    return call->dtype == FLOAT64 ? LEVEL::gru::forward<double>(*call) : LEVEL::gru::forward<float>(*call);
-}
-
-// 0: done; 1: no memory for a row's gradients.
-EXPORTED(gru_backward)(const GruBackwardCall* call) {
-    return call->dtype == FLOAT64 ? LEVEL::gru::backward<double>(*call) : LEVEL::gru::backward<float>(*call);
-}
