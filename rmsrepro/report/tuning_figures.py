@@ -69,7 +69,6 @@ def _over(tuning: Tuning, key: str, place: int) -> Figure:
     figure.update_xaxes(
         title_text=f"{PARAMETERS[key]}{' (steps)' if not logarithmic else ''}",
         type="log" if logarithmic else "linear",
-        **({"dtick": "D2", "exponentformat": "power"} if logarithmic else {}),
     )
     figure.update_yaxes(title_text=safe(formatting.metric_title(metric)))
     title = f"{tuning.cell.label}: trials over the {PARAMETERS[key]}"

@@ -26,6 +26,9 @@ def print_tunings(tunings: Sequence[Tuning], console: Console) -> None:
         console.print(Text(f"Tuning: {tuning.cell.label}, {tuning.record.metric}", style="bold"))
         console.print(_table(tuning))
         for arm in tuning.arms:
+            if arm.lost_text:
+                console.print(Text(f"{arm.arm.label}: {arm.lost_text} trials"))
+        for arm in tuning.arms:
             row = tuning.row_of(arm)
             if row is None:
                 continue
@@ -47,7 +50,7 @@ def _table(tuning: Tuning) -> Table:
         table.add_column(HEADS[key], justify="right", no_wrap=True)
     table.add_column("best trial", justify="right", no_wrap=True)
     table.add_column("final runs", justify="right", no_wrap=True)
-    table.add_column("lost trials", overflow="fold")
+    table.add_column("lost trials", justify="right", no_wrap=True)
     for arm in tuning.arms:
         best = arm.best
         table.add_row(
@@ -55,7 +58,7 @@ def _table(tuning: Tuning) -> Table:
             *(f"{best.point[key]:.4g}" if best else "-" for key in tuning.tuned),
             formatting.number(best.value if best else None, 4),
             final_text(tuning, arm),
-            Text(arm.lost_text or "-"),
+            f"{lost} of {len(arm.trials)}" if (lost := sum(trial.lost for trial in arm.trials)) else "-",
         )
     return table
 

@@ -210,14 +210,15 @@ def _with_finals(cells: Sequence[TunedCell], plan: SweepPlan) -> None:
 
 def _tell_choice(cells: Sequence[TunedCell]) -> int:
     """Say what a reader must know of the choices; return 1 if a norm has none."""
+    everywhere = set.intersection(*({*one.overrides} for cell in cells for one in cell.contestants))
     code = 0
-    for cell in cells:
-        for one in cell.contestants:
-            name = " ".join(item.text for item in one.overrides)
-            if one.best is None:
-                code = 1
-                why = one.why_none or "some trials have not ended; the same command goes on with them"
-                say(f"no final runs: {name}: {why}")
+    for one in (one for cell in cells for one in cell.contestants if one.best is None):
+        code = 1
+        apart = [item.text for item in one.overrides if item not in everywhere and item.key != "norm"]
+        name = " ".join([f"norm={one.trials[0].config.norm['name']}", *apart])
+        say(
+            f"{name}: no final runs: {one.why_none or 'some trials have not ended; the same command goes on'}"
+        )
     return code
 
 
