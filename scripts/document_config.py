@@ -252,8 +252,8 @@ def generated() -> str:
     out.extend(table(rows(bench.BenchConfig, "bench.")))
     section(
         "`tuning`",
-        "What `rmsrepro sweep tune=true` draws for every norm ([how](method.md#tuning)). Only it has these keys, "
-        "one value each. Lists of other keys make cells, each tuned by itself with the same points.",
+        "What `rmsrepro sweep tune=true` draws for every norm ([how](method.md#tuning)). Only it has these "
+        "keys, one value each. Lists of other keys make cells, each tuned by itself with the same points.",
     )
     out.extend(table(rows(tuning.TuningConfig, "tuning.")))
     section("A study file", summary(study.StudyConfig) + " A file `conf/study/NAME.yaml`.")

@@ -58,9 +58,9 @@ def tune(
         trials = plan_sweep(opened, [job for cell in cells for job in _trials(cell)])
         cells = _with_trials(cells, trials)
         tell_plan(trials, "trials")
-        seeds = ", ".join(map(str, tuning.final_seeds))
+        seeds = f"seed{'s'[: len(tuning.final_seeds) - 1]} {', '.join(map(str, tuning.final_seeds))}"
         number = sum(len(cell.contestants) for cell in cells) * len(tuning.final_seeds)
-        then = f"then {number} final runs: each norm's best point with the seeds {seeds}"
+        then = f"then at most {number} final runs: each norm's best point with the {seeds}"
         if options.dry_run:
             list_jobs(trials.jobs)
             say(then)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ class Blows(nn.Module):
     def forward(self, x):
         self.calls += self.training
         return x * float("nan") if self.training and self.calls > 200 else x
+
+
+class Fails(Blows):
+    def forward(self, x):
+        if self.training and self.calls > 50:
+            raise RuntimeError("no more")
+        return super().forward(x)
 """
 
 
@@ -67,7 +75,7 @@ def test_every_norm_has_the_same_trials_and_its_best_runs_again(cli: Run) -> Non
     ran = cli(*TUNE)
     assert ran.code == 0, ran.err
     assert "6 trials: 0 done already, 6 to do" in ran.out
-    assert "then 4 final runs: each norm's best point with the seeds 1, 2" in ran.out
+    assert "then at most 4 final runs: each norm's best point with the seeds 1, 2" in ran.out
     assert "4 final runs: 0 done already, 4 to do" in ran.out
     found, record = records(), kept()
     assert len(found) == 10
@@ -106,7 +114,7 @@ def test_every_norm_has_the_same_trials_and_its_best_runs_again(cli: Run) -> Non
     assert grown["tuning_id"] == record["tuning_id"]
     listed = cli(*TUNE, "tuning.points=6", "dry_run=true")
     assert listed.out.count("skip (completed)") == 10
-    assert "then 4 final runs" in listed.out
+    assert "then at most 4 final runs" in listed.out
     assert kept() == grown
 
 
@@ -115,7 +123,7 @@ def test_a_dry_run_lists_the_trials_and_touches_nothing(cli: Run) -> None:
     assert ran.code == 0
     assert "32 trials: 0 done already, 32 to do" in ran.out
     assert len(re.findall(r"^  run .* optim\.lr=\S+ optim\.warmup_steps=\d+ ", ran.out, re.M)) == 32
-    assert "then 12 final runs" in ran.out
+    assert "then at most 12 final runs" in ran.out
     assert tree() == {"short.txt"}
 
 
@@ -133,7 +141,32 @@ def test_parameters_of_a_norm_are_arms_of_one_cell(cli: Run) -> None:
     ran = cli(*SHORT, "norm=layernorm,prmsnorm", "norm.p=0.25,0.5", "tuning.points=2", "dry_run=true")
     assert ran.code == 0
     assert "6 trials: 0 done already" in ran.out
-    assert "then 9 final runs" in ran.out
+    assert "then at most 9 final runs" in ran.out
+
+
+def test_an_interrupted_tuning_goes_on(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmsrepro.runs import sweep
+
+    train, calls = sweep.train, []
+
+    def interrupted(config: Any, **rest: Any) -> Any:
+        calls.append(config)
+        if len(calls) == 3:
+            raise Interrupted(15)
+        return train(config, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "train", interrupted)
+        assert cli(*TUNE).code == 143
+    status = " ".join(cli("status").out.split())
+    assert "2 completed" in status
+    assert "4 of abandoned sweeps" in status
+    assert "rmsrepro sweep tune=true" in status
+    assert "2 completed" in cli("report").out
+    ran = cli(*TUNE)
+    assert ran.code == 0
+    assert "6 trials: 2 done already, 4 to do" in ran.out
+    assert "abandoned" not in cli("status").out
 
 
 def test_an_interruption_between_the_stages_loses_nothing(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +195,7 @@ def test_an_interruption_between_the_stages_loses_nothing(cli: Run, monkeypatch:
 def test_a_lost_trial_is_worst_and_a_lost_norm_is_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("blows.py").write_text(BLOWS)
     monkeypatch.syspath_prepend(os.getcwd())
+    sys.modules.pop("blows", None)
     ran = cli(*SHORT, "trainer.max_steps=12", "norm=layernorm,blows:Blows", "tuning.points=2",
               "tuning.final_seeds=[1,2]")  # fmt: skip
     assert ran.code == 1
@@ -180,6 +214,24 @@ def test_a_lost_trial_is_worst_and_a_lost_norm_is_named(cli: Run, monkeypatch: p
     chosen = next(one for one in kept()["norms"] if one["norm"] == "layernorm")
     assert chosen["best"] == 1 - layernorm["best"]
     assert {run["run_id"] for run in kept()["superseded"]} == set(layernorm["finals"])
+
+
+def test_a_failed_trial_is_not_replaced_and_may_stop_it(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("blows.py").write_text(BLOWS)
+    monkeypatch.syspath_prepend(os.getcwd())
+    sys.modules.pop("blows", None)
+    command = [*SHORT, "trainer.max_steps=12", "norm=blows:Fails,layernorm", "tuning.points=2",
+               "tuning.final_seeds=[1]"]  # fmt: skip
+    ran = cli(*command, "on_error=stop")
+    assert ran.code == 1
+    assert "on_error=stop: there are no final runs" in ran.out
+    assert {record["seed"] for record in records().values()} == {0}
+    ran = cli(*command)
+    assert ran.code == 1
+    assert "no more" in ran.out
+    assert "norm=blows:Fails: no final runs: all 2 trials diverged or failed" in ran.out
+    assert "Fails: 2 failed of 2 trials" in ran.out
+    assert [record["norm"] for record in records().values() if record["seed"] == 1] == ["layernorm"]
 
 
 def test_a_best_at_the_edge_is_said(cli: Run) -> None:
