@@ -101,7 +101,11 @@ before the first starts.
   launcher=basic|joblib       one after another, or n_jobs=N worker processes
   launcher=submitit_local     a process a job, n_jobs=N at a time
   launcher=submitit_slurm     a job array in Slurm: launcher.partition=NAME ...
-  on_error=continue|stop      what to do after a job has failed""",
+  on_error=continue|stop      what to do after a job has failed
+  tune=true                   equal trials of learning rate, warm-up and weight
+                              decay for every norm, then its best with fresh
+                              seeds: tuning.points=8 tuning.lr=[1e-3,3e-2]
+                              tuning.final_seeds=[1,2,3]""",
     "status": """\
 usage: rmsrepro status [watch=true] [out_dir=DIR]
 

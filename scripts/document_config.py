@@ -24,7 +24,7 @@ from typing import Any, get_args, get_type_hints
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rmsrepro.config import bench, schema, sizes, study  # noqa: E402
+from rmsrepro.config import bench, schema, sizes, study, tuning  # noqa: E402
 from rmsrepro.norms import params  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
@@ -250,6 +250,12 @@ def generated() -> str:
         "`bench`", summary(bench.BenchConfig) + " Only `rmsrepro bench` (and `reproduce`) has these keys."
     )
     out.extend(table(rows(bench.BenchConfig, "bench.")))
+    section(
+        "`tuning`",
+        "What `rmsrepro sweep tune=true` draws for every norm ([how](method.md#tuning)). Only it has these "
+        "keys, one value each. Lists of other keys make cells, each tuned by itself with the same points.",
+    )
+    out.extend(table(rows(tuning.TuningConfig, "tuning.")))
     section("A study file", summary(study.StudyConfig) + " A file `conf/study/NAME.yaml`.")
     out.extend(table(rows(study.StudyConfig, "", skip=("bench", "benches", "claims", "jobs"))))
     out.extend(table(rows(study.StudyJobs, "jobs.")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rmsrepro.config.study import StudyConfig
@@ -22,6 +22,7 @@ from rmsrepro.report.savings import over_p, places_of, remaining, remaining_text
 from rmsrepro.report.scorecard import Scorecard, build_scorecard
 from rmsrepro.report.table import across_table, results_table
 from rmsrepro.report.timing import newest, step_seconds, step_times
+from rmsrepro.report.tunings import Tuning, Tunings, find_tunings, without_tunings
 from rmsrepro.runs.files import write_atomic
 from rmsrepro.runs.manifests import runs_of_study
 
@@ -37,6 +38,8 @@ class ReportResult:
     """A verdict for each claim of the paper; most are not run."""
     remaining: tuple[str, ...] = ()
     """What RMSNorm saves on the backends that were timed beside each other, a sentence a place."""
+    tunings: tuple[Tuning, ...] = ()
+    """What `sweep tune=true` came to, a tuning a cell."""
     runs: str = ""
     """How many runs ended how, as in `35 completed, 5 failed`."""
 
@@ -64,10 +67,13 @@ def build_report(
     name = folder_name(report_id or (study.name if study else "all"))
     wanted = runs_of_study(root, study.name) if study else frozenset[str]()
     records = _select(load_records(root, run_ids=run_ids), study, wanted, chosen=run_ids is not None)
+    # A study's runs are its own, whoever made them; a tuning's are compared among themselves.
+    tunings = find_tunings(root, records.runs) if study is None and run_ids is None else Tunings()
+    records = replace(records, problems=(*records.problems, *tunings.problems))
     times = step_times(records.benches)
     between = newest(step_times(records.benches, across=True))
     names = names_of(records.runs, [time.comparison for time in (*times, *between)])
-    cells, outside = build_cells(records.runs, study, names)
+    cells, outside = build_cells(without_tunings(records.runs, tunings), study, names)
     card = build_scorecard(cells, times, study)
     findings = findings_of(card, records.benches, read_cards(root), study)
     claims = judge_claims(study, findings)
@@ -93,6 +99,7 @@ def build_report(
         step_seconds={cell.label: found for cell in cells if (found := step_seconds(cell, times))},
         claims=claim_lines(claims),
         names=names,
+        tunings=tunings,
         watching=watching,
         every_s=every_s,
     )
@@ -108,6 +115,7 @@ def build_report(
         scorecard=card,
         claims=tuple(claims),
         remaining=tuple(remaining_text(left)),
+        tunings=tunings.tunings,
         runs=", ".join(f"{number} {state}" for state, number in count_states(records.runs)) or "none",
     )
 

@@ -124,7 +124,7 @@ def build_cells(
     groups = _groups(usable, _loose_keys(study))
     if study is None:
         names = names_of(usable) if names is None else names
-        cells = _label_apart([_cell(group, None, names) for group in groups])
+        cells = label_apart([_cell(group, None, names) for group in groups])
         return cells, [run for run in runs if run not in usable]
     cells = []
     placed: set[int] = set()
@@ -175,6 +175,11 @@ def _settings(run: RunRecord, loose: frozenset[str]) -> dict[str, Any]:
     if run.parent:
         kept["continued"] = True
     return kept
+
+
+def settings_shared(run: RunRecord, loose: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings of a run that its whole cell shares, without those that are `loose`."""
+    return _settings(run, frozenset(loose)) | _norm_settings(run)
 
 
 def _norm_settings(run: RunRecord) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _cell(group: Sequence[RunRecord], study: StudyConfig | None, names: Names) -
         task=first.task,
         label=f"{first.model} / {first.task}",
         backend=study.backend if study and study.backend != "auto" else first.backend,
-        settings=_settings(first, loose) | _norm_settings(first),
+        settings=settings_shared(first, loose),
         arms=tuple(arms),
         baseline=study.baseline if study else BASELINE,
         seeds=tuple(study.seeds) if study else tuple(sorted({seed for arm in arms for seed in arm.runs})),
@@ -316,7 +321,7 @@ def _fits(arm: Arm, given: Mapping[str, Any]) -> tuple[int, int, float]:
     )
 
 
-def _label_apart(cells: list[Cell]) -> list[Cell]:
+def label_apart(cells: list[Cell]) -> list[Cell]:
     """Add to equal labels what tells their cells apart."""
     by_label: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:

@@ -38,6 +38,9 @@ from rmsrepro.report.savings import BACKENDS, OverP, Place, Remaining, Share, re
 from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_text
 from rmsrepro.report.statistics import PairedDifference
 from rmsrepro.report.timing import StepSeconds, StepTime
+from rmsrepro.report.tuning_figures import tuning_figures
+from rmsrepro.report.tuning_text import final_text
+from rmsrepro.report.tunings import PARAMETERS, Tunings
 from rmsrepro.report.verdict import RULES
 
 
@@ -71,6 +74,7 @@ class PageInput:
     """The cell's label -> what a bench says of the time of its steps."""
     claims: ClaimLines
     names: Names
+    tunings: Tunings
     watching: bool
     every_s: float
 
@@ -101,7 +105,9 @@ def render(page: PageInput) -> str:
         "loss": [figure for both in figures.loss_figures(card.cells, page.step_seconds) for figure in both],
         "target": figures.target_figures(card),
     }
-    data = {figure.key: json.loads(figure.figure.to_json()) for group in drawn.values() for figure in group}
+    tuned = [tuning_figures(tuning, place) for place, tuning in enumerate(page.tunings.tunings)]
+    groups = (*drawn.values(), *tuned)
+    data = {figure.key: json.loads(figure.figure.to_json()) for group in groups for figure in group}
     script, style = _asset("page.js"), _asset("page.css")
     library = _plotly() if data else ""
     template = _environment().get_template("index.html")
@@ -109,6 +115,9 @@ def render(page: PageInput) -> str:
         page=page,
         card=card,
         figures=drawn,
+        tuning_figures=tuned,
+        parameters=PARAMETERS,
+        final_text=final_text,
         data=Markup(embed(data)),
         style=Markup(style),
         script=Markup(script),
@@ -212,8 +221,8 @@ class RunRow:
     metric: str
     value: float | None
     """`metric` at the last step."""
-    outside: bool
-    """Whether the scorecard leaves the run out."""
+    note: str
+    """Why the scorecard leaves the run out; empty if it does not."""
     seconds: float | None
 
 
@@ -231,7 +240,8 @@ def _run_rows(page: PageInput) -> list[RunRow]:
         metric = metrics.get(run.task, "val_loss")
         seconds = run.clocks.get("train_s")
         setting = page.names.suffix(run.norm, settings_of(run))
-        rows.append(RunRow(run, setting, metric, run.metrics.get(metric), id(run) in outside, seconds))
+        note = "not in the scorecard" if id(run) in outside else page.tunings.roles.get(run.run_id, "")
+        rows.append(RunRow(run, setting, metric, run.metrics.get(metric), note, seconds))
     return rows
 
 

@@ -52,6 +52,8 @@ class SweepPlan:
 
     jobs: list[Job]
     notes: list[str] = field(default_factory=list)
+    run_ids: list[str] = field(default_factory=list)
+    """The run of each job that was asked for, in order: of equal jobs the same."""
 
     @property
     def todo(self) -> list[Job]:
@@ -112,7 +114,7 @@ def plan_sweep(composer: Composer, jobs: Sequence[Sequence[Override]]) -> SweepP
         if done is not None and not job.config.rerun and job.error is None:
             job.skipped, job.status = True, str(done["status"])
             job.seconds = total_seconds(done)
-    return SweepPlan(list(merged.values()), notes)
+    return SweepPlan(list(merged.values()), notes, [job.run_id for job in planned])
 
 
 def _check_one_process(job: Job) -> None:

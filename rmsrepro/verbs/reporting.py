@@ -33,6 +33,7 @@ class ReportVerb:
 def report(overrides: list[Override]) -> int:
     """Build the page from the records; `watch=true` again and again."""
     from rmsrepro.report import build_report, print_scorecard, watch_report
+    from rmsrepro.report.tuning_text import print_tunings
     from rmsrepro.verbs.studies import load_study
 
     options = only_options(ReportVerb, overrides, "report")
@@ -55,6 +56,9 @@ def report(overrides: list[Override]) -> int:
     else:
         built = build_report(folder, study=study)
     print_scorecard(built.scorecard, console())
+    if built.tunings:
+        say("")
+        print_tunings(built.tunings, console())
     _say_remaining(built)
     _say_claims(built)
     say(f"runs: {built.runs}")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import (
@@ -29,6 +30,10 @@ from rmsrepro.verbs.common import (
     take_options,
 )
 from rmsrepro.verbs.failures import tell_end
+
+if TYPE_CHECKING:
+    from rmsrepro.runs.planning import SweepPlan
+    from rmsrepro.runs.sweep import SweepOptions
 
 
 def train(overrides: list[Override]) -> int:
@@ -94,6 +99,7 @@ def _share_scored(name: str, metrics: dict[str, object]) -> str:
 @dataclass
 class SweepVerb:
     dry_run: bool = False
+    tune: bool = False
     launcher: str | None = None
     n_jobs: int | None = None
     on_error: str = "continue"
@@ -105,6 +111,8 @@ def refuse_options_of_sweep(overrides: Sequence[Override], **instead: str) -> No
     for item in overrides:
         if item.key.startswith("launcher."):
             raise UserError(f"{item.text}: a launcher and its options belong to rmsrepro sweep")
+        if item.key.startswith("tuning."):
+            raise UserError(f"{item.text}: tuning belongs to rmsrepro sweep tune=true")
         if item.key in options:
             hint = f" ({instead[item.key]})" if item.key in instead else ""
             raise UserError(f"{item.text}: {item.key} belongs to rmsrepro sweep{hint}")
@@ -135,6 +143,12 @@ def sweep(overrides: list[Override]) -> int:
     if options.on_error not in ("continue", "stop"):
         hint = nearest(options.on_error, ["continue", "stop"])
         raise UserError(f"on_error={options.on_error}: expected continue or stop{hint}")
+    if options.tune:
+        from rmsrepro.verbs.tuning import tune
+
+        return tune(overrides, options, launcher_options=own, command=command)
+    if (key := next((item for item in overrides if item.key.startswith("tuning.")), None)) is not None:
+        raise UserError(f"{key.text}: it takes effect with tune=true only; add that, or leave it out")
     name, rest = take(overrides, "study")
     if name is None:
         return sweep_jobs(rest, options, launcher_options=own, command=command)[0]
@@ -163,17 +177,11 @@ def sweep_jobs(
     from rmsrepro.runs.disk import check_writable
     from rmsrepro.runs.launchers import LauncherOptions
     from rmsrepro.runs.planning import plan_sweep
-    from rmsrepro.runs.sweep import SweepOptions, run_sweep
+    from rmsrepro.runs.sweep import run_sweep
 
-    two = 2 if options.launcher in ("joblib", "submitit_local") else None
-    launcher = LauncherOptions(
-        options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
-        options.n_jobs or two,
-        tuple(launcher_options),
-    )
-    settings = SweepOptions(launcher, on_error=options.on_error, command=command)
+    settings = sweep_settings(options, launcher_options, command)
     if study is None:
-        jobs = expand(_last_wins(overrides))
+        jobs = expand(last_wins(overrides))
     else:
         from rmsrepro.paper.studies import study_jobs
         from rmsrepro.verbs.studies import split_all
@@ -182,20 +190,15 @@ def sweep_jobs(
         settings.num_threads = study.jobs.num_threads
         if options.launcher is None and options.n_jobs is None and study.jobs.n_jobs > 1:
             settings.launcher = LauncherOptions("joblib", study.jobs.n_jobs)
-    jobs = [_last_wins(label_study(job)) for job in jobs]
+    jobs = [last_wins(label_study(job)) for job in jobs]
     everything = [item for job in jobs for item in job]
     naming = [item for item in everything if item.key in ("norm", "plugins", *OVERLAYS)]
     with composer([*overrides, *naming]) as opened:
         screen = console()
         plan = plan_sweep(opened, jobs)
-        for note in plan.notes:
-            say(f"note: {note}")
-        skipped = sum(job.skipped for job in plan.jobs)
-        invalid = sum(job.error is not None for job in plan.jobs)
-        also = f", {invalid} invalid" if invalid else ""
-        say(f"{len(plan.jobs)} runs: {skipped} done already, {len(plan.todo)} to do{also}")
+        tell_plan(plan)
         if options.dry_run:
-            _list_jobs(plan.jobs)
+            list_jobs(plan.jobs)
             return 0, [job.run_id for job in plan.jobs]
         if plan.jobs:
             check_writable(plan.jobs[0].config.out_dir)
@@ -204,7 +207,36 @@ def sweep_jobs(
     return tell_end(done, time.perf_counter() - start), [job.run_id for job in done]
 
 
-def _last_wins(job: Sequence[Override]) -> list[Override]:
+def sweep_settings(options: SweepVerb, launcher_options: Sequence[Override], command: str) -> SweepOptions:
+    """Return how the jobs are run, from the verb's options.
+
+    Args:
+        launcher_options: what was given as `launcher.KEY=VALUE`.
+        command: what was typed, for `status` to repeat.
+    """
+    from rmsrepro.runs.launchers import LauncherOptions
+    from rmsrepro.runs.sweep import SweepOptions
+
+    two = 2 if options.launcher in ("joblib", "submitit_local") else None
+    launcher = LauncherOptions(
+        options.launcher or ("joblib" if (options.n_jobs or 1) > 1 else "basic"),
+        options.n_jobs or two,
+        tuple(launcher_options),
+    )
+    return SweepOptions(launcher, on_error=options.on_error, command=command)
+
+
+def tell_plan(plan: SweepPlan, what: str = "runs") -> None:
+    """Say what was noticed while planning, and how many runs are left."""
+    for note in plan.notes:
+        say(f"note: {note}")
+    skipped = sum(job.skipped for job in plan.jobs)
+    invalid = sum(job.error is not None for job in plan.jobs)
+    also = f", {invalid} invalid" if invalid else ""
+    say(f"{len(plan.jobs)} {what}: {skipped} done already, {len(plan.todo)} to do{also}")
+
+
+def last_wins(job: Sequence[Override]) -> list[Override]:
     """Of several overrides with one key the last stays, at the first one's place."""
     merged: dict[str, Override] = {}
     for item in job:
@@ -215,7 +247,8 @@ def _last_wins(job: Sequence[Override]) -> list[Override]:
 _TOLD_BY_ID = ("task", "data", "model", "norm", "seed")
 
 
-def _list_jobs(jobs: Sequence[object]) -> None:
+def list_jobs(jobs: Sequence[object]) -> None:
+    """List the runs of a plan, what is left of them, and the time it takes by earlier runs."""
     from rmsrepro.runs.estimate import estimate_seconds
     from rmsrepro.runs.planning import Job
 

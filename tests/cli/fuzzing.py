@@ -19,6 +19,7 @@ from rmsrepro.cli import HELP, main
 from rmsrepro.config import schema
 from rmsrepro.config.bench import BenchConfig
 from rmsrepro.config.overrides import split_override, unquote
+from rmsrepro.config.tuning import TuningConfig
 from rmsrepro.verbs.cards import CheckNormVerb
 from rmsrepro.verbs.converting import ConvertVerb
 from rmsrepro.verbs.doctor import DoctorVerb
@@ -120,6 +121,7 @@ def _of(*kinds: type) -> list[str]:
 
 _RUN = [key for key in TYPED if not key.startswith("bench.")]
 _DATA = [key for key in TYPED if key.startswith(("data.", "task."))]
+_TUNING = _fields("tuning.", TuningConfig)
 _NORM = ["norm", "backend", "plugins", "out_dir", *NORM_KEYS]
 BASES: dict[str, tuple[list[str], list[str]]] = {
     "train": (["debug=fast", "model.d_model=16"], _RUN),
@@ -127,7 +129,7 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "translate": (["ckpt=MT"], [*_of(TranslateVerb), "norm", "out_dir"]),
     "sample": (["ckpt=LM", "num_tokens=3"], [*_of(SampleVerb), "norm", "sites"]),
     "convert": (["ckpt=LM"], [*_of(ConvertVerb), "norm"]),
-    "sweep": (["debug=fast", "model.d_model=16", "seed=1,2"], [*_of(SweepVerb), *_RUN, "study"]),
+    "sweep": (["debug=fast", "model.d_model=16", "seed=1,2"], [*_of(SweepVerb), *_RUN, "study", *_TUNING]),
     "status": ([], _of(StatusVerb)),
     "bench": (
         ["debug=fast", "model.d_model=16"],

@@ -75,6 +75,8 @@ def test_one_override(check: Check, text: str) -> None:
 @example(("sample", ["ckpt=~nobody"]))
 @example(("train", ["out_dir=a\0b"]))
 @example(("report", ["out_dir=\udcff"]))
+@example(("sweep", ["debug=fast", "tune=true", "tuning.points=2", "tuning.lr=[1,${x}]"]))
+@example(("sweep", ["debug=fast", "tune=true", "tuning.points=2", "model.d_model=16"]))
 @example(("train", [f"data.path={'x' * 300}", "data=wikitext"]))
 @example(("reproduce", [f"study={'x' * 300}"]))
 def test_a_right_command_with_something_wild(check: Check, command: tuple[str, list[str]]) -> None:
