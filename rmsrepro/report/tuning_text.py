@@ -50,7 +50,7 @@ def _table(tuning: Tuning) -> Table:
         table.add_column(HEADS[key], justify="right", no_wrap=True)
     table.add_column("best trial", justify="right", no_wrap=True)
     table.add_column("final runs", justify="right", no_wrap=True)
-    table.add_column("lost trials", justify="right", no_wrap=True)
+    table.add_column("lost", justify="right", no_wrap=True)
     for arm in tuning.arms:
         best = arm.best
         table.add_row(
