@@ -36,6 +36,7 @@ from rmsrepro.report.reading import paper_context
 from rmsrepro.report.records import Records, RunRecord, State, count_states
 from rmsrepro.report.savings import BACKENDS, OverP, Place, Remaining, Share, remaining_text
 from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_text
+from rmsrepro.report.scores import score_notes
 from rmsrepro.report.statistics import PairedDifference
 from rmsrepro.report.timing import StepSeconds, StepTime
 from rmsrepro.report.verdict import RULES
@@ -128,6 +129,7 @@ def render(page: PageInput) -> str:
         timed_norm=lambda norm, params: _timed_norm(page.names, norm, params),
         num_timing_machines=len({time.machine for time in page.times}),
         spans=_spans(card),
+        score_notes=score_notes(card),
         baseline_of=_baseline_of(card),
     )
 
