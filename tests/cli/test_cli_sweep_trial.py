@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -88,6 +89,8 @@ def test_a_sweep_with_failures_and_interruptions_ends_whole(
     assert {run_id: ended[run_id] for run_id in done} == dict.fromkeys(done, 1)
     assert "abandoned" not in cli("status").out
     assert "runs: 4 completed, 3 failed\n" in cli("report").out
+    page = Path("outputs/reports/all/index.html").read_text()
+    assert "7 runs: 4 completed, 3 failed" in re.sub("<[^>]*>", "", page)
 
 
 @pytest.mark.usefixtures("planted")

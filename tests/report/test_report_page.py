@@ -109,6 +109,16 @@ def test_a_page_of_failed_runs_names_their_errors(tmp_path: Path, made: Made) ->
     assert "2 failed" in page.text
 
 
+def test_what_became_of_a_sweep_stands_in_one_line(tmp_path: Path, made: Made) -> None:
+    for seed in range(40):
+        status = "failed" if seed % 8 == 0 else "completed"
+        made("run", tmp_path, seed=seed, status=status, error="planted" if status == "failed" else None)
+    built = build_report(tmp_path)
+    lines = [line.strip() for line in Page(built.page).text.splitlines()]
+    assert lines.count("40 runs: 35 completed, 5 failed") == 1
+    assert built.runs == "35 completed, 5 failed"
+
+
 def test_a_page_of_one_run(tmp_path: Path, made: Made) -> None:
     made("run", tmp_path)
     built = build_report(tmp_path)
