@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from rmsrepro.runs.workers import (
     stop_workers,
     told_to_stop,
     watch_between_jobs,
+    working,
 )
 
 
@@ -170,6 +172,11 @@ def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, A
     Args:
         backend_notes: see `train`.
     """
+    with working():
+        return _run_job(config, backend_notes)
+
+
+def _run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, Any]:
     run_id, start = "", time.perf_counter()
     typed: TrainConfig | None = None
     watch_between_jobs()
@@ -184,6 +191,8 @@ def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, A
         quiet = Console(quiet=True)
         # A worker that is told to stop before its run watches for that does not begin it.
         with handling_signals() if is_worker() else contextlib.nullcontext():
+            if is_worker() and told_to_stop():  # since the first look
+                raise Interrupted(signal.SIGTERM)
             result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
         run_id, status, error = result.run_id, result.status, result.error
     except Interrupted as interrupted:
