@@ -21,6 +21,7 @@ from rmsrepro.runs.checkpoint_files import CheckpointFiles
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
+from rmsrepro.runs.deaths import DEATHS
 from rmsrepro.runs.disk import explain_full
 from rmsrepro.runs.environment import environment
 from rmsrepro.runs.files import read_json, to_json, write_atomic
@@ -262,7 +263,8 @@ class Run:
                 self._tracker.finish(status, numbers(metrics))
         record = self._record(status, metrics, error)
         write_atomic(self.folder / "result.json", to_json(record))
-        (self.folder / "running.json").unlink(missing_ok=True)
+        for name in ("running.json", DEATHS):
+            (self.folder / name).unlink(missing_ok=True)
         if self._tracker is not None and status in FINISHED:
             unify(self._tracker, self.folder, expanded(self.config.out_dir), self.say)
         return RunResult(

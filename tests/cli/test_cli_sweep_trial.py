@@ -107,6 +107,30 @@ def test_what_all_jobs_fail_by_is_said_once(cli: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("planted")
+def test_a_job_that_kills_the_sweep_again_and_again(program: Run) -> None:
+    """Without workers nobody outlives it: the sweep that comes next counts, and tells."""
+    words = ["sweep", *SHORT, "trainer.max_steps=2", "backend=composite", "norm=planted:Faulty,rmsnorm"]
+    words.append("norm.fault=killed")
+    env = {"PLANTED_WORKERS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path.cwd())])}
+    assert [program(*words, env=env).code for _ in range(3)] == [-signal.SIGKILL] * 3
+    # One that struck comes last: the other was done by the second command.
+    assert [record["status"] for record in records().values()] == ["completed"]
+    told = program(*words, env=env)
+    assert told.code == 1
+    assert "1 completed, 1 failed (1 of them before)" in told.out
+    assert (
+        "killed 3 times in a row without reaching a further checkpoint (the last time at step 0)" in told.out
+    )
+    assert Counter(record["status"] for record in records().values()) == {"completed": 1, "failed": 1}
+    assert program("status", env=env).out.startswith("1 completed, 0 running, 1 failed, 0 left")
+    env["PLANTED_WORKERS"] = ""  # it fails in the usual way
+    again = program(*words, env=env)
+    assert (again.code, "RuntimeError: planted: killed" in again.out) == (1, True)
+    assert list(Path("outputs/runs").glob("*/deaths.json")) == []
+
+
+@pytest.mark.slow
 def test_the_script_small(script: ModuleType) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "sweep_test.py", "--eps", "1", "--kills", "KILL"],
