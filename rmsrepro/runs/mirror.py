@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.plain import from_plain, plain
+from rmsrepro.config.shell import command, in_folder
 from rmsrepro.runs.files import read_json
 from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.records import read_metrics
@@ -117,7 +118,8 @@ def unify(tracker: Tracker, folder: Path, out_dir: Path, say: Callable[[str], No
         try:
             rebuild(folder, out_dir)
         except MirrorFailed as error:  # a view must never cost a run
-            say(f"note: wandb: {error}; rmsrepro export wandb {folder.name} makes its mirror anew")
+            again = command("export", "wandb", folder.name, **in_folder(out_dir))
+            say(f"note: wandb: {error}; {again} makes its mirror anew")
 
 
 def export(out_dir: Path, wanted: Sequence[str], say: Callable[[str], None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -229,6 +230,32 @@ def test_giving_up_a_sweep(cli: Run) -> None:
     assert cli("status", "forget=aaaa").out == "forgot the sweep aaaa; what its runs recorded stays\n"
     assert cli("status", "forget=abandoned").out == "forgot the sweep bbbb; what its runs recorded stays\n"
     assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
+
+
+def test_commands_that_are_told_can_be_pasted(cli: Run, language_model: Trained) -> None:
+    """In a folder whose name means something to a shell, and with data of such a name."""
+    folder, text = Path("it's my $runs"), Path("a = b.txt")
+    text.write_text("the cat sat on the mat and the dog ran\n" * 300)
+    job = [*LM, "data=text_files", f"data.train={text}", "norm=rmsnorm", "trainer.max_steps=2"]
+    failing = cli("sweep", *job, "placement=post,none", "model=gru", "optim.lr=-1", f"out_dir={folder}")
+    assert "data.train=a = b.txt" in shlex.split(failing.out.partition("failed: ")[2].splitlines()[0])
+    (folder / "sweeps").mkdir(exist_ok=True)
+    (folder / "sweeps" / "aaaa.json").write_text(json.dumps({"jobs": [{"run_id": "x"}]}))
+    told = cli("status", f"out_dir={folder}").out
+    words = shlex.split(told.partition("given up by: ")[2].splitlines()[0])
+    assert words == ["rmsrepro", "status", "forget=aaaa", f"out_dir={folder}"]
+    assert cli(*words[1:]).out.startswith("forgot the sweep aaaa")
+    shutil.copytree(language_model.path, folder / "runs" / language_model.path.name)
+    layernorm = [*LM, "norm=layernorm", "model=transformer", "placement=pre", f"out_dir={folder}"]
+    ran = cli("train", *layernorm)
+    run = ran.out.partition("records: ")[2].splitlines()[0]
+    refused = cli("eval", f"ckpt={run}", "norm=rmsnorm").error
+    words = shlex.split(refused.partition("; ")[2].partition(" makes an equal")[0])
+    assert words == ["rmsrepro", "convert", f"ckpt={run}", "to=rmsnorm"]
+    converted = cli(*words[1:], f"out_dir={folder}")
+    words = shlex.split(converted.out.partition("fresh optimiser: ")[2].splitlines()[0])
+    assert words[-1] == "trainer.max_steps=N"
+    assert cli(*words[1:-1], "trainer.max_steps=3", "debug=fast").code == 0
 
 
 def test_a_run_belongs_to_every_study_whose_sweep_wanted_it(cli: Run, language_model: Trained) -> None:
