@@ -21,7 +21,7 @@ from rmsrepro.runs.files import read_json
 from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.records import read_metrics
 from rmsrepro.runs.result import FINISHED, runs_dir
-from rmsrepro.runs.trackers import Tracker, WandbTracker, flatten
+from rmsrepro.runs.trackers import Tracker, WandbTracker, flatten, trouble
 
 
 class MirrorFailed(RuntimeError):
@@ -72,7 +72,7 @@ def rebuild(folder: Path, out_dir: Path) -> Path:
     except ImportError as error:
         raise MirrorFailed("wandb is not installed (pip install wandb)") from error
     except Exception as error:  # damaged records, a full disk, whatever wandb raises
-        raise MirrorFailed(f"{run_id}: {type(error).__name__}: {error}") from error
+        raise MirrorFailed(f"{run_id}: {type(error).__name__}: {trouble(error)}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rmsrepro.config.errors import nearest
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrackerName, TrainConfig
+
+MODES = ("offline", "online", "disabled", "dryrun", "run", "shared")
+"""What WANDB_MODE may be, ours first."""
 
 
 class Tracker(Protocol):
@@ -55,7 +59,7 @@ class WandbTracker:
             mode: "offline" or "online"; None: as the environment and the config say.
             folder: where wandb makes its folder; None: `config.out_dir`.
         """
-        with _no_empty_variables():
+        with _without_variables(also=("WANDB_MODE",) if mode else ()):
             self._begin(config, flat, run_id, backend, mode, folder or expanded(config.out_dir))
         self._say = say
 
@@ -112,7 +116,7 @@ class WandbTracker:
         try:
             action()
         except Exception as error:  # a view must never cost a run
-            self._say(f"note: wandb: {error}; the records go on without it")
+            self._say(f"note: wandb: {trouble(error)}; the records go on without it")
 
 
 def open_tracker(
@@ -129,20 +133,36 @@ def open_tracker(
     except ImportError:
         say("note: wandb is not installed: records only (pip install wandb, or tracker=none to silence this)")
     except Exception as error:
-        say(f"note: wandb could not start ({error}); the records go on without it")
+        say(f"note: wandb could not start ({trouble(error)}); the records go on without it")
     return NoTracker()
 
 
+def trouble(error: Exception) -> str:
+    """Say in one line what wandb does not like; it tells of a wrong WANDB_MODE in four, without the name."""
+    mode = os.environ.get("WANDB_MODE", "").strip()
+    if mode and mode not in MODES:
+        return f"WANDB_MODE={mode}: no such mode{nearest(mode, MODES)} (one of: {', '.join(MODES)})"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 @contextlib.contextmanager
-def _no_empty_variables() -> Iterator[None]:
-    """Take variables of wandb's that are set to nothing out of the environment: it would refuse them."""
-    empty = [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value.strip()]
-    for name in empty:
+def _without_variables(also: Sequence[str] = ()) -> Iterator[None]:
+    """Take variables of wandb's that are set to nothing out of the environment: it would refuse them.
+
+    Args:
+        also: variables that are not to count, whatever they are set to.
+    """
+    out = {
+        name: value
+        for name, value in os.environ.items()
+        if name in also or (name.startswith("WANDB_") and not value.strip())
+    }
+    for name in out:
         del os.environ[name]
     try:
         yield
     finally:
-        os.environ.update(dict.fromkeys(empty, ""))
+        os.environ.update(out)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_local_jobs_outlive_a_killed_sweep(start: Start, cli: Run) -> None:
     assert again.code == 0
     assert f": process {owner['pid']} is at work on it" in again.out
     assert "1 completed (0 of them before)" in again.out
-    assert not alive(owner)
+    wait_for(lambda: not alive(owner), None)
     wait_for(lambda: processes() == [], None, 20)
     assert [record["status"] for record in records().values()] == ["completed"]
 

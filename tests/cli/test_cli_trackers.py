@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -169,3 +169,45 @@ def test_a_variable_set_to_nothing_is_as_good_as_none(
     [run_id] = records()
     assert written(run_id).is_file()
     assert all(os.environ[name] == "" for name in names.split())
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_wrong_mode_is_told_in_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    [note] = [line for line in ran.out.splitlines() if "WANDB_MODE" in line]
+    assert note == (
+        "note: wandb could not start (WANDB_MODE=ofline: no such mode; did you mean offline, online? "
+        "(one of: offline, online, disabled, dryrun, run, shared)); the records go on without it"
+    )
+    assert "pydantic" not in ran.out
+    [record] = records().values()
+    complete(record, 3)
+    # What is made from the records is always offline.
+    exported = cli("export", "wandb")
+    assert exported.code == 0, exported.out
+    assert written(record["run_id"]).is_file()
+    assert os.environ["WANDB_MODE"] == "ofline"
+
+
+def test_the_modes_are_those_of_wandb() -> None:
+    import wandb
+
+    from rmsrepro.runs.trackers import MODES
+
+    assert set(MODES) == set(get_args(wandb.Settings.model_fields["mode"].annotation))
+
+
+@pytest.mark.usefixtures("offline")
+def test_other_complaints_of_wandb_take_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def broken(**settings: object) -> None:
+        raise ValueError("1 validation error\nbase_url\n  is no address")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    told = "note: wandb could not start (1 validation error base_url is no address); the records go on"
+    assert told in ran.out
