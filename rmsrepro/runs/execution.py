@@ -111,7 +111,12 @@ class Run:
             pending=own.state["pending_row"] if own else None,
         )
         self._tracker = open_tracker(
-            config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
+            config,
+            flatten(plain(config)),
+            run_id=self.identity.run_id,
+            backend=self._backend,
+            say=self.say,
+            goes_on=own is not None,
         )
         title, note = self.identity.run_id, self.backend_note
         self.say(

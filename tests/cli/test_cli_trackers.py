@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -211,3 +212,60 @@ def test_other_complaints_of_wandb_take_one_line(cli: Run, monkeypatch: pytest.M
     assert ran.code == 0
     told = "note: wandb could not start (1 validation error base_url is no address); the records go on"
     assert told in ran.out
+
+
+class FakeServer:
+    """Stands for wandb online: it keeps what is logged, and a run that is there already is resumed."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.resumed = False
+
+    def init(self, **settings: Any) -> FakeServer:
+        assert (settings["mode"], settings["resume"]) == ("online", "allow")
+        self.resumed = bool(self.rows)
+        return self
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.summary |= row
+
+    def define_metric(self, *names: str, **more: str) -> None: ...
+
+    def finish(self, exit_code: int) -> None: ...
+
+
+def test_a_run_that_goes_on_online_sends_no_row_again(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    from rmsrepro.runs import callbacks
+
+    server = FakeServer()
+    monkeypatch.setattr(wandb, "init", server.init)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    command = ["train", *SHORT, "trainer.max_steps=8", "trainer.checkpoint_every=2", "trainer.val_every=4"]
+    original = callbacks.RunCallback.on_train_batch_end
+
+    def stop(this: Any, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(this, trainer, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.RunCallback, "on_train_batch_end", stop)
+        assert cli(*command).code == 143
+    [run_id] = records()
+    checkpoints = Path("outputs/runs", run_id, "checkpoints")
+    (checkpoints / "last.ckpt").unlink()  # as if it had been killed: it goes on from step 4, or before
+    ran = cli(*command)
+    assert ran.code == 0
+    assert "resumed at step 4" in ran.out
+    assert "note: wandb" not in ran.out
+    trained = [row["step"] for row in server.rows if "train_loss" in row]
+    assert trained == [1, 2, 3, 4, 5, 5, 6, 7, 8]  # of the last one that was sent it is not known if all was
+    assert [row["step"] for row in server.rows if "val_loss" in row] == [4, 8]
+    # Another attempt from the beginning is another run, under the same name: that is said.
+    again = cli(*command, "rerun=true")
+    assert f"note: wandb: the online run {run_id} has rows of an earlier attempt, and those" in again.out
+    assert [row["step"] for row in server.rows[-len(trained) :] if "train_loss" in row][-3:] == [6, 7, 8]
