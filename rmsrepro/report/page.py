@@ -130,6 +130,7 @@ def render(page: PageInput) -> str:
         num_timing_machines=len({time.machine for time in page.times}),
         spans=_spans(card),
         score_notes=score_notes(card),
+        no_times=_no_times(page.records.runs),
         baseline_of=_baseline_of(card),
     )
 
@@ -191,6 +192,12 @@ def _environment() -> Environment:
         "when": lambda written: datetime.fromtimestamp(written).astimezone().strftime("%Y-%m-%d %H:%M"),
     }
     return environment
+
+
+def _no_times(runs: Sequence[RunRecord]) -> bool:
+    """Whether no run's times may be quoted, as all shared the machine: that is then said once."""
+    timed = [run for run in runs if "train_s" in run.clocks]
+    return bool(timed) and all(run.contended for run in timed)
 
 
 def _backends(rows: Sequence[Remaining]) -> list[str]:

@@ -119,6 +119,31 @@ def test_what_became_of_a_sweep_stands_in_one_line(tmp_path: Path, made: Made) -
     assert built.runs == "35 completed, 5 failed"
 
 
+NO_TIMES = "No training time is quoted: all runs shared their machine with others (contended)."
+
+
+def test_times_that_are_all_contended_are_left_out_and_it_is_said(tmp_path: Path, made: Made) -> None:
+    flags = ["contended: other runs were at work", "k = 4 of 64 entries"]
+    for norm in ("layernorm", "rmsnorm", "prmsnorm"):
+        for seed in (1, 2, 3):
+            made("run", tmp_path, norm, seed=seed, flags=flags)
+    made("run", tmp_path, "rmsnorm", seed=4, status="running")
+    text = Page(build_report(tmp_path, study=made("study")).page).text
+    shown, _, method = text.rpartition("How it was measured")
+    assert shown.count(NO_TIMES) == 3  # below the scorecard, at the time to target, at the runs
+    assert shown.replace(NO_TIMES, "").count("contended") == 0
+    assert not re.search(r"training, unpaired|training time\b|a step in training", shown.replace(NO_TIMES, ""))
+    assert "k = 4 of 64 entries" in shown
+    assert "not quoted in tables" in method
+    # Where some may be quoted, each of the others is marked.
+    made("run", tmp_path, "l2norm")
+    text = Page(build_report(tmp_path).page).text.rpartition("How it was measured")[0]
+    assert NO_TIMES not in text
+    assert "training, unpaired" in text
+    assert text.count("contended: other runs were at work") == 9
+    assert "contended a step" not in text
+
+
 def test_a_page_of_one_run(tmp_path: Path, made: Made) -> None:
     made("run", tmp_path)
     built = build_report(tmp_path)
