@@ -205,6 +205,9 @@ def trial(options: argparse.Namespace, folder: Path) -> int:
     print(f"  report: {line}")
     if line != f"runs: {good} completed, {failed} failed":
         problems.append("the report says otherwise")
+    page = (folder / "outputs" / "reports" / "all" / "index.html").read_text()
+    if f"{good + failed} runs: {good} completed, {failed} failed" not in re.sub("<[^>]*>", "", page):
+        problems.append("the report's page says otherwise")
     for reason in sorted({str(read(file).get("error")) for file in runs.glob("*/result.json")} - {"None"}):
         print(f"  reason: {reason}")
     for problem in problems:

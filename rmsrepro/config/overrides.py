@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,5 +201,6 @@ def unknown_choice(group: str, name: str, choices: Sequence[str]) -> str:
     if group == "norm":
         return f"{text} (a norm of your own: plugins=[module] or norm=module:Class)"
     if group == "model" and ":" in name:
-        return f"{text}; a model of your own can be timed: rmsrepro bench bench=model model={name}"
+        timing = shlex.join(["rmsrepro", "bench", "bench=model", f"model={name}"])
+        return f"{text}; a model of your own can be timed: {timing}"
     return text

@@ -17,6 +17,7 @@ from torch import nn
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import override_text
 from rmsrepro.config.schema import ModelConfig, Placement, Site, TransformerConfig
+from rmsrepro.config.shell import command
 from rmsrepro.norms import NormSpec, norm_info
 
 NOTE = "rmsrepro.norm"
@@ -112,7 +113,7 @@ class Normalisation:
             path: where the weights lie.
         """
         if wanted == "rmsnorm" and self.convertible:
-            return f"rmsrepro convert ckpt={path} to=rmsnorm makes an equal RMSNorm model"
+            return f"{command('convert', ckpt=path, to='rmsnorm')} makes an equal RMSNorm model"
         return "keep the norm of the checkpoint, or train anew"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from rmsrepro.config.shell import command
 from rmsrepro.config.study import Relation, StudyConfig
 from rmsrepro.norms.settings import same_parameters
 from rmsrepro.paper import rules
@@ -223,7 +224,7 @@ class _Judge:
         test = TESTS.get(claim.id)
         if claim.metric is Metric.property or isinstance(test, GradientsOf):
             norm = test.norm if isinstance(test, GradientsOf) else claim.ours
-            return f"rmsrepro check-norm {norm}"
+            return command("check-norm", str(norm))
         if isinstance(test, SumsUp):
             parts = (
                 self._command(self._ledger[name])
@@ -232,9 +233,9 @@ class _Judge:
             )
             return next((command for command in parts if command), "")
         if self._study is not None and claim.id in self._declared:
-            return f"rmsrepro reproduce study={self._study.name.removesuffix('_modified')}"
+            return command("reproduce", study=self._study.name.removesuffix("_modified"))
         name = cheapest_study().get(claim.id)
-        return f"rmsrepro reproduce study={name}" if name else ""
+        return command("reproduce", study=name) if name else ""
 
 
 def printed_text(claim: Claim) -> str:

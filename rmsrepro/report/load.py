@@ -95,7 +95,16 @@ def _load_run(folder: Path, problems: list[Problem]) -> RunRecord:
         config=config,
         curve=curve,
         written=fields.modified(folder / "result.json") or fields.modified(folder),
+        notes={name: str(note) for name, note in fields.mapping(source, "metric_notes").items()},
+        num_pairs=_num_pairs(data),
     )
+
+
+def _num_pairs(data: Mapping[str, Any]) -> dict[str, int]:
+    """Split -> how many pairs of sentences `data.json` counts in it."""
+    splits = fields.mapping(data, "splits")
+    counts = {split: fields.integer(fields.mapping(splits, split).get("pairs")) for split in splits}
+    return {split: number for split, number in counts.items() if number is not None}
 
 
 def _state(

@@ -36,6 +36,7 @@ from rmsrepro.report.reading import paper_context
 from rmsrepro.report.records import Records, RunRecord, State, count_states
 from rmsrepro.report.savings import BACKENDS, OverP, Place, Remaining, Share, remaining_text
 from rmsrepro.report.scorecard import BaselineRow, Row, Scorecard, difference_text
+from rmsrepro.report.scores import score_notes
 from rmsrepro.report.statistics import PairedDifference
 from rmsrepro.report.timing import StepSeconds, StepTime
 from rmsrepro.report.tuning_figures import tuning_figures
@@ -137,6 +138,8 @@ def render(page: PageInput) -> str:
         timed_norm=lambda norm, params: _timed_norm(page.names, norm, params),
         num_timing_machines=len({time.machine for time in page.times}),
         spans=_spans(card),
+        score_notes=score_notes(card),
+        no_times=_no_times(page.records.runs),
         baseline_of=_baseline_of(card),
     )
 
@@ -198,6 +201,12 @@ def _environment() -> Environment:
         "when": lambda written: datetime.fromtimestamp(written).astimezone().strftime("%Y-%m-%d %H:%M"),
     }
     return environment
+
+
+def _no_times(runs: Sequence[RunRecord]) -> bool:
+    """Whether no run's times may be quoted, as all shared the machine: that is then said once."""
+    timed = [run for run in runs if "train_s" in run.clocks]
+    return bool(timed) and all(run.contended for run in timed)
 
 
 def _backends(rows: Sequence[Remaining]) -> list[str]:

@@ -77,6 +77,10 @@ class RunRecord:
     """The parameters as the run recorded them: all of them, if it came to build its norm."""
     backend_note: str = ""
     """Why `auto` took a slower backend than the norm has."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """How metrics were made: `test_bleu_signature`, and `test_sentences` where not all were scored."""
+    num_pairs: Mapping[str, int] = field(default_factory=dict)
+    """Split -> its pairs of sentences, for translation."""
 
     @property
     def finished(self) -> bool:

@@ -21,6 +21,7 @@ from rmsrepro.runs.checkpoint_files import CheckpointFiles
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint
 from rmsrepro.runs.clocks import Clocks
 from rmsrepro.runs.contention import CONTENDED, Neighbours, is_contended
+from rmsrepro.runs.deaths import DEATHS
 from rmsrepro.runs.disk import explain_full
 from rmsrepro.runs.environment import environment
 from rmsrepro.runs.files import read_json, to_json, write_atomic
@@ -110,7 +111,12 @@ class Run:
             pending=own.state["pending_row"] if own else None,
         )
         self._tracker = open_tracker(
-            config, flatten(plain(config)), run_id=self.identity.run_id, backend=self._backend, say=self.say
+            config,
+            flatten(plain(config)),
+            run_id=self.identity.run_id,
+            backend=self._backend,
+            say=self.say,
+            goes_on=own is not None,
         )
         title, note = self.identity.run_id, self.backend_note
         self.say(
@@ -262,7 +268,8 @@ class Run:
                 self._tracker.finish(status, numbers(metrics))
         record = self._record(status, metrics, error)
         write_atomic(self.folder / "result.json", to_json(record))
-        (self.folder / "running.json").unlink(missing_ok=True)
+        for name in ("running.json", DEATHS):
+            (self.folder / name).unlink(missing_ok=True)
         if self._tracker is not None and status in FINISHED:
             unify(self._tracker, self.folder, expanded(self.config.out_dir), self.say)
         return RunResult(

@@ -21,7 +21,7 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.locks import lock
 from rmsrepro.runs.owners import alive
-from rmsrepro.runs.reasons import WorkerLost, explain
+from rmsrepro.runs.reasons import KilledAgain, WorkerLost, explain
 from rmsrepro.runs.result import record_failure
 from rmsrepro.runs.status import total_seconds
 
@@ -96,7 +96,7 @@ class Rounds(Generic[T]):
             left = []
             try:
                 for job, end in zip(part, self._launch(part, alone), strict=False):
-                    _close(job, end)
+                    close(job, end)
                 continue
             except Exception as error:
                 reason = lost(error)
@@ -107,9 +107,9 @@ class Rounds(Generic[T]):
                 _wait_for(place)
                 ended = ended_since(place, before[job.run_id])
                 if ended is not None and ended["status"] != "interrupted":
-                    _close(job, ended)
+                    close(job, ended)
                 elif alone:
-                    _close(job, self._record(job, reason, _steps(place)))
+                    close(job, self._record(job, reason, steps_of(place)))
                 elif was_struck(place):
                     suspects.append(job)
                 else:
@@ -131,7 +131,8 @@ class Rounds(Generic[T]):
         return free
 
 
-def _close(job: Task, end: End) -> None:
+def close(job: Task, end: End) -> None:
+    """Note in a job how it ended."""
     job.status, job.error, job.seconds = end["status"], end["error"], end["seconds"]
 
 
@@ -142,7 +143,7 @@ class Planned(Task, Protocol):
     group: str
 
 
-def record_loss(folder: Path, job: Planned, reason: WorkerLost, steps: int) -> End:
+def record_loss(folder: Path, job: Planned, reason: WorkerLost | KilledAgain, steps: int) -> End:
     """Record a job that brought its process down, at a step; return its end."""
     with lock(folder / job.run_id / "lock.json"):
         record_failure(job.config, job.run_id, reason, group=job.group, steps=steps)
@@ -186,7 +187,8 @@ def _wait_for(folder: Path) -> None:
         time.sleep(_POLL_S)
 
 
-def _steps(folder: Path) -> int:
+def steps_of(folder: Path) -> int:
+    """Return how many updates a run under way had last told of."""
     running = read_json(folder / "running.json") or {}
     return int(number(running.get("step")))
 

@@ -16,11 +16,12 @@ from yaml import YAMLError
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.plain import from_plain, plain
+from rmsrepro.config.shell import command, in_folder
 from rmsrepro.runs.files import read_json
 from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.records import read_metrics
 from rmsrepro.runs.result import FINISHED, runs_dir
-from rmsrepro.runs.trackers import Tracker, WandbTracker, flatten
+from rmsrepro.runs.trackers import Tracker, WandbTracker, flatten, trouble
 
 
 class MirrorFailed(RuntimeError):
@@ -71,7 +72,7 @@ def rebuild(folder: Path, out_dir: Path) -> Path:
     except ImportError as error:
         raise MirrorFailed("wandb is not installed (pip install wandb)") from error
     except Exception as error:  # damaged records, a full disk, whatever wandb raises
-        raise MirrorFailed(f"{run_id}: {type(error).__name__}: {error}") from error
+        raise MirrorFailed(f"{run_id}: {type(error).__name__}: {trouble(error)}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -117,7 +118,8 @@ def unify(tracker: Tracker, folder: Path, out_dir: Path, say: Callable[[str], No
         try:
             rebuild(folder, out_dir)
         except MirrorFailed as error:  # a view must never cost a run
-            say(f"note: wandb: {error}; rmsrepro export wandb {folder.name} makes its mirror anew")
+            again = command("export", "wandb", folder.name, **in_folder(out_dir))
+            say(f"note: wandb: {error}; {again} makes its mirror anew")
 
 
 def export(out_dir: Path, wanted: Sequence[str], say: Callable[[str], None]) -> bool:

@@ -11,6 +11,7 @@ from rmsrepro.config.overrides import Override, chosen_experiment
 from rmsrepro.config.plain import plain
 from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import Backend, Placement, Strategy, TrainConfig
+from rmsrepro.config.shell import words
 from rmsrepro.data import data_fingerprint
 from rmsrepro.norms import NormSpec, choose_backend
 from rmsrepro.norms.given import check_norm_parameters, check_task
@@ -43,7 +44,8 @@ class Job:
 
     @property
     def text(self) -> str:
-        return " ".join(item.text for item in self.overrides)
+        """The overrides, as they can be pasted behind a verb."""
+        return words(self.overrides)
 
 
 @dataclass
@@ -126,7 +128,7 @@ def _check_one_process(job: Job) -> None:
     strategy = job.config.trainer.strategy
     if strategy is Strategy.single:
         return
-    kept = " ".join(item.text for item in job.overrides if item.key != "study_name")
+    kept = words(item for item in job.overrides if item.key != "study_name")
     raise UserError(
         f"trainer={strategy.value}: a sweep gives each job one process, so nothing was started; train one "
         f"run after another (rmsrepro train {kept}; the report shows them together), or leave it out and "

@@ -40,10 +40,26 @@ class WorkerLost(RuntimeError):
             )
 
 
+class KilledAgain(RuntimeError):
+    """The process that trained a run was killed several times, and took the sweep along.
+
+    Args:
+        times: in a row, without a further checkpoint.
+        steps: how many updates it had told of the last time.
+    """
+
+    def __init__(self, times: int, steps: int) -> None:
+        super().__init__(
+            f"the process that trained it was killed {times} times in a row without reaching a further "
+            f"checkpoint (the last time at step {steps}), most likely for want of memory; lower {SMALLER}, "
+            "or give it a worker of its own (n_jobs=2), whose end does not end the sweep"
+        )
+
+
 def explain(error: BaseException) -> str:
     """Say what went wrong and, where it is known, what to do."""
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, UserError | WorkerLost):
+    if isinstance(error, UserError | WorkerLost | KilledAgain):
         return text
     return known_reason(error) or f"{type(error).__name__}: {first_line(error)}"
 

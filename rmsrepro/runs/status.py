@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmsrepro.config.shell import command, in_folder
 from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.manifests import Manifest, read_manifests
@@ -30,6 +31,7 @@ class SweepRow:
     counts: str
     left: int
     command: str
+    out_dir: Path
 
     @property
     def state(self) -> str:
@@ -41,7 +43,7 @@ class SweepRow:
         if self.live:
             return ""
         on = f"goes on with: {self.command}" if self.command else "goes on with the command that began it"
-        return f"{on}; given up by: rmsrepro status forget={self.sweep_id}"
+        return f"{on}; given up by: {forget_command(self.sweep_id, self.out_dir)}"
 
 
 @dataclass
@@ -100,9 +102,9 @@ def read_status(out_dir: Path) -> Status:
     if len(waiting) > 20:
         now.rows.append(Row("waiting", f"and {len(waiting) - 20} more"))
     for path in damaged:
-        note = f"a sweep's file, damaged; rmsrepro status forget={path.stem} removes it"
+        note = f"a sweep's file, damaged; {forget_command(path.stem, out_dir)} removes it"
         now.rows.append(Row("unreadable", f"{path.parent.name}/{path.name}", "", note))
-    now.sweeps = _sweeps(manifests, states)
+    now.sweeps = _sweeps(manifests, states, out_dir)
     now.contended = not by_kind[False]
     if finished_s := by_kind[now.contended]:
         workers = max(1, now.running)
@@ -146,7 +148,7 @@ def _look(folder: Path, now: Status, by_kind: dict[bool, list[float]]) -> str:
     return "unreadable"
 
 
-def _sweeps(manifests: list[Manifest], states: dict[str, str]) -> list[SweepRow]:
+def _sweeps(manifests: list[Manifest], states: dict[str, str], out_dir: Path) -> list[SweepRow]:
     """Return the sweeps that are at work, and those that left something which no sweep is at work on."""
     taken = {run_id for one in manifests if one.live for run_id in one.run_ids}
     rows = []
@@ -166,8 +168,13 @@ def _sweeps(manifests: list[Manifest], states: dict[str, str]) -> list[SweepRow]
         order = ("completed", "diverged", "failed", "running", "left")
         text = ", ".join(f"{counts[state]} {state}" for state in order if state in counts)
         study = f"study {one.study}: " if one.study else ""
-        rows.append(SweepRow(one.sweep_id, one.live, study + text, len(undone), one.command))
+        rows.append(SweepRow(one.sweep_id, one.live, study + text, len(undone), one.command, out_dir))
     return rows
+
+
+def forget_command(sweep_id: str, out_dir: Path) -> str:
+    """Return the command that gives a sweep up."""
+    return command("status", f"forget={sweep_id}", **in_folder(out_dir))
 
 
 def _progress(running: dict[str, Any] | None) -> str:

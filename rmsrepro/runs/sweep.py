@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,13 @@ from rmsrepro.config.plugins import load_plugins
 from rmsrepro.config.resolve import resolve
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.norms.given import drop_foreign_parameters
+from rmsrepro.runs.deaths import died_before, give_up
 from rmsrepro.runs.files import read_json
 from rmsrepro.runs.identity import failed_id
 from rmsrepro.runs.interruption import Interrupted, handling_signals
 from rmsrepro.runs.launch import launch
 from rmsrepro.runs.launchers import LauncherOptions
-from rmsrepro.runs.lost import End, Rounds, end_by_record, record_loss, was_struck
+from rmsrepro.runs.lost import End, Rounds, end_by_record, record_loss
 from rmsrepro.runs.manifests import release_manifest, touch_manifest, write_manifest
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.planning import Job, SweepPlan, identify_job
@@ -42,6 +44,7 @@ from rmsrepro.runs.workers import (
     stop_workers,
     told_to_stop,
     watch_between_jobs,
+    working,
 )
 
 
@@ -74,8 +77,13 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
             if options.on_error == "stop":
                 return plan.jobs
     folder, launcher = runs_dir(out_dir), options.launcher
+    if launcher.name == "basic":
+        for job in give_up(folder, [job for job in plan.todo if not job.config.rerun]):
+            console.print(f"failed: {job.text}", highlight=False, markup=False, soft_wrap=True)
+            if options.on_error == "stop":
+                return plan.jobs
     # One that brought its process down may do so again: the others come first.
-    todo = sorted(plan.todo, key=lambda job: was_struck(folder / job.run_id))
+    todo = sorted(plan.todo, key=lambda job: died_before(folder / job.run_id))
     manifest = write_manifest(
         out_dir,
         [
@@ -170,6 +178,11 @@ def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, A
     Args:
         backend_notes: see `train`.
     """
+    with working():
+        return _run_job(config, backend_notes)
+
+
+def _run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, Any]:
     run_id, start = "", time.perf_counter()
     typed: TrainConfig | None = None
     watch_between_jobs()
@@ -184,6 +197,8 @@ def run_job(config: DictConfig, backend_notes: Mapping[str, str]) -> dict[str, A
         quiet = Console(quiet=True)
         # A worker that is told to stop before its run watches for that does not begin it.
         with handling_signals() if is_worker() else contextlib.nullcontext():
+            if is_worker() and told_to_stop():  # since the first look
+                raise Interrupted(signal.SIGTERM)
             result = train(typed, console=quiet, report_errors=True, backend_notes=backend_notes)
         run_id, status, error = result.run_id, result.status, result.error
     except Interrupted as interrupted:

@@ -7,13 +7,19 @@ says otherwise. `wandb sync` uploads such a folder later.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rmsrepro.config.errors import nearest
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrackerName, TrainConfig
+from rmsrepro.config.shell import command, in_folder
+
+MODES = ("offline", "online", "disabled", "dryrun", "run", "shared")
+"""What WANDB_MODE may be, ours first."""
 
 
 class Tracker(Protocol):
@@ -47,17 +53,36 @@ class WandbTracker:
         say: Callable[[str], None],
         mode: str | None = None,
         folder: Path | None = None,
+        goes_on: bool = False,
     ) -> None:
         """Begin a run of wandb's.
 
         Args:
             say: told what goes wrong later.
+            goes_on: the run goes on from a checkpoint, and makes again what it had made after it.
             mode: "offline" or "online"; None: as the environment and the config say.
             folder: where wandb makes its folder; None: `config.out_dir`.
         """
-        with _no_empty_variables():
+        with _without_variables(also=("WANDB_MODE",) if mode else ()):
             self._begin(config, flat, run_id, backend, mode, folder or expanded(config.out_dir))
         self._say = say
+        self._known_to = -math.inf
+        """Rows of earlier steps are on the server already."""
+        if self._run.resumed:
+            self._look_at_server(run_id, config, goes_on)
+
+    def _look_at_server(self, run_id: str, config: TrainConfig, goes_on: bool) -> None:
+        """See how far a run that is mirrored online had come there: a row that was sent stays as it is."""
+        last = self._run.summary.get("step")
+        if goes_on and isinstance(last, int | float):
+            # Of the last step itself perhaps not all was sent.
+            self._known_to = last
+            return
+        again = command("export", "wandb", run_id, **in_folder(config.out_dir))
+        self._say(
+            f"note: wandb: the online run {run_id} has rows of an earlier attempt, and those of this one are "
+            f"added to them; {again} makes a mirror of this one alone, offline"
+        )
 
     def _begin(
         self,
@@ -99,7 +124,8 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._guard(lambda: self._run.log({"step": step, **values}))
+        if step >= self._known_to:
+            self._guard(lambda: self._run.log({"step": step, **values}))
 
     def finish(self, status: str, summary: Mapping[str, Any]) -> None:
         def end() -> None:
@@ -112,37 +138,63 @@ class WandbTracker:
         try:
             action()
         except Exception as error:  # a view must never cost a run
-            self._say(f"note: wandb: {error}; the records go on without it")
+            self._say(f"note: wandb: {trouble(error)}; the records go on without it")
 
 
 def open_tracker(
-    config: TrainConfig, flat: Mapping[str, Any], *, run_id: str, backend: str, say: Callable[[str], None]
+    config: TrainConfig,
+    flat: Mapping[str, Any],
+    *,
+    run_id: str,
+    backend: str,
+    say: Callable[[str], None],
+    goes_on: bool,
 ) -> Tracker:
-    """Return the tracker that the config asks for; one that cannot be had is named and done without."""
+    """Return the tracker that the config asks for; one that cannot be had is named and done without.
+
+    Args:
+        goes_on: see `WandbTracker`.
+    """
     disabled = (
         os.environ.get("WANDB_MODE", "").lower() == "disabled" or config.tracker.mode.value == "disabled"
     )
     if config.tracker.name is TrackerName.none or disabled:
         return NoTracker()
     try:
-        return WandbTracker(config, flat, run_id=run_id, backend=backend, say=say)
+        return WandbTracker(config, flat, run_id=run_id, backend=backend, say=say, goes_on=goes_on)
     except ImportError:
         say("note: wandb is not installed: records only (pip install wandb, or tracker=none to silence this)")
     except Exception as error:
-        say(f"note: wandb could not start ({error}); the records go on without it")
+        say(f"note: wandb could not start ({trouble(error)}); the records go on without it")
     return NoTracker()
 
 
+def trouble(error: Exception) -> str:
+    """Say in one line what wandb does not like; it tells of a wrong WANDB_MODE in four, without the name."""
+    mode = os.environ.get("WANDB_MODE", "").strip()
+    if mode and mode not in MODES and isinstance(error, ValueError):  # as pydantic's are
+        return f"WANDB_MODE={mode}: no such mode{nearest(mode, MODES)} (one of: {', '.join(MODES)})"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 @contextlib.contextmanager
-def _no_empty_variables() -> Iterator[None]:
-    """Take variables of wandb's that are set to nothing out of the environment: it would refuse them."""
-    empty = [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value.strip()]
-    for name in empty:
+def _without_variables(also: Sequence[str] = ()) -> Iterator[None]:
+    """Take variables of wandb's that are set to nothing out of the environment: it would refuse them.
+
+    Args:
+        also: variables that are not to count, whatever they are set to.
+    """
+    out = {
+        name: value
+        for name, value in os.environ.items()
+        if name in also or (name.startswith("WANDB_") and not value.strip())
+    }
+    for name in out:
         del os.environ[name]
     try:
         yield
     finally:
-        os.environ.update(dict.fromkeys(empty, ""))
+        os.environ.update(out)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

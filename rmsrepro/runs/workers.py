@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -79,8 +80,48 @@ def _orphaned() -> bool:
     if not is_worker():
         return False
     if _parent is None:
-        _parent = os.getppid()
+        pool = multiprocessing.parent_process()
+        # A pool's worker knows who started it, even if that process is gone by now.
+        _parent = os.getppid() if pool is None or pool.pid is None else pool.pid
     return os.getppid() != _parent
+
+
+_LOOK_S = 1.0
+_at_work = False
+_watcher: threading.Thread | None = None
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Be at a job while the body runs; a worker of a pool ends by itself once the sweep is gone.
+
+    A sweep that is killed outright tells its workers nothing, and the pool would keep them for minutes. So
+    each looks for its parent: gone, it ends at once between two jobs, and within one it is told to stop by
+    SIGTERM, saves its run, and ends then. Jobs that are processes of their own, such as submitit's, go on.
+    """
+    global _at_work, _watcher
+    if _watcher is None and is_worker() and multiprocessing.parent_process() is not None:
+        _watcher = threading.Thread(target=_end_with_parent, name="rmsrepro-parent", daemon=True)
+        _watcher.start()
+    _at_work = True
+    try:
+        yield
+    finally:
+        _at_work = False
+
+
+def _end_with_parent() -> None:
+    """End this process soon after its parent, once no job is under way in it."""
+    told = False
+    while True:
+        time.sleep(_LOOK_S)
+        if not _orphaned():
+            continue
+        if not _at_work:
+            os._exit(1)  # a job that begins at this moment finds that it shall not, and writes nothing
+        if not told:
+            told = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def stop_after_this_job(signum: int | None = None, frame: FrameType | None = None) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from rmsrepro.config.errors import UserError
-from rmsrepro.config.overrides import Override, override_text, split_override
+from rmsrepro.config.overrides import Override, split_override
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrainConfig
+from rmsrepro.config.shell import command, typed
 from rmsrepro.verbs.common import composer, only_options, say
 
 GROUPS = ("model", "task", "data")
@@ -70,7 +70,7 @@ def train_command(config: TrainConfig, ckpt: Path) -> str:
         for item in dataclasses.fields(config.data)
         if item.default == "???"
     }
-    overrides = [split_override(f"{key}={override_text(value)}") for key, value in (choices | needed).items()]
+    overrides = [split_override(typed(key, value)) for key, value in (choices | needed).items()]
     with composer(overrides) as opened:
         default = plain(resolve(to_train_config(opened.raw(overrides))))
     values = {f"norm.{key}": value for key, value in wanted["norm"].items() if key != "name"}
@@ -86,5 +86,4 @@ def train_command(config: TrainConfig, ckpt: Path) -> str:
     if choices["model.size"] == "tiny":
         del choices["model.size"]
     words = {**choices, **needed, **values, "ckpt": str(ckpt)}
-    written = [f"{key}={override_text(value)}" for key, value in words.items()]
-    return f"{shlex.join(['rmsrepro', 'train', *written])} trainer.max_steps=N"
+    return f"{command('train', **words)} trainer.max_steps=N"

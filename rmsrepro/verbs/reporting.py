@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rmsrepro.config.errors import UserError
 from rmsrepro.config.overrides import Override, take, unquote
 from rmsrepro.config.paths import expanded
+from rmsrepro.config.shell import command
 from rmsrepro.config.study import StudyConfig
 from rmsrepro.verbs.common import command_line, console, label_study, only_options, say
 from rmsrepro.verbs.studies import split_all
@@ -77,7 +78,8 @@ def reproduce(overrides: list[Override]) -> int:
     from rmsrepro.verbs.training import SweepVerb, refuse_options_of_sweep, sweep_jobs
 
     name, rest = take(overrides, "study")
-    refuse_options_of_sweep(rest, dry_run=f"rmsrepro sweep study={name} dry_run=true lists its runs")
+    instead = command("sweep", study=unquote(name or "NAME"), dry_run=True)
+    refuse_options_of_sweep(rest, dry_run=f"{instead} lists its runs")
     if name is None:
         raise UserError("reproduce needs a study: rmsrepro reproduce study=smoke (a minute) or study=quick")
     study, extra = restricted(load_study(unquote(name)), rest)
@@ -86,8 +88,7 @@ def reproduce(overrides: list[Override]) -> int:
     timings = _timings(study, extra)  # composed before anything runs: a mistake in them shows now
     # How to time says nothing to the runs.
     shared = [item for item in extra if not item.key.startswith("bench.")]
-    command = command_line("reproduce", overrides)
-    code, run_ids = sweep_jobs(shared, SweepVerb(), study, command=command)
+    code, run_ids = sweep_jobs(shared, SweepVerb(), study, command=command_line("reproduce", overrides))
     out_dir = _out_dir(extra)
     failed = _time_all(timings)
     built = build_report(out_dir, study=study, run_ids=run_ids)

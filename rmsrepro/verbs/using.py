@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.overrides import Override, check_single, override_text, unquote
+from rmsrepro.config.shell import word
 from rmsrepro.verbs.common import only_options, say, take_options
 
 Options = TypeVar("Options")
@@ -255,6 +256,6 @@ def _checkpoint(path: str | None, verb: str) -> Any:
         runs = sorted(
             Path("outputs/runs").glob("*/checkpoints/last.ckpt"), key=lambda file: file.stat().st_mtime
         )
-        hint = f", for instance ckpt={runs[-1]}" if runs else ""
+        hint = f", for instance {word('ckpt', runs[-1])}" if runs else ""
         raise UserError(f"{verb} needs ckpt=RUN, a run's folder or a .ckpt file{hint}")
     return load_checkpoint(path)

@@ -74,6 +74,11 @@ def test_all_levels_are_built_once(cli: Run) -> None:
         ([], {"PATH": ""}, "no C++ compiler (c++, g++, clang++); install one"),
         ([], {FORCED: "avx1024"}, "RMSREPRO_KERNEL_LEVEL=avx1024: the levels of this kind of processor are"),
         ([], {"RMSREPRO_CACHE": "/dev/null/cache"}, "the kernels cannot be written to /dev/null/cache"),
+        (
+            [],
+            {"RMSREPRO_CACHE": "~nobodyknown/x"},
+            "RMSREPRO_CACHE=~nobodyknown/x: ~nobodyknown is the home of",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -44,6 +45,17 @@ def rows(folder: Path) -> list[dict[str, float]]:
 def owners() -> list[dict[str, object]]:
     found = [read_json(file) for file in Path("outputs/runs").glob("*/lock.json")]
     return [content for content in found if content is not None]
+
+
+def session(leader: int) -> list[int]:
+    """The processes of the session that `leader` began, without those that only wait to be buried."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = file.read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) == leader and fields[0] not in ("Z", "X"):
+                found.append(int(file.parent.name))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -103,12 +115,35 @@ def test_an_interrupted_sweep_of_workers(start: Start, cli: Run, to: str) -> Non
     assert sorted(record["status"] for record in found.values()) == ["interrupted", "interrupted"]
     assert owners() == []
     assert running() == {}
-    assert "2 interrupted, 3 left" in cli("status").out
+    assert "2 interrupted, 2 left, 1 of abandoned sweeps" in cli("status").out
     again = cli("sweep", *[text for text in jobs if text not in ("launcher=joblib", "n_jobs=2")])
     assert again.code == 0, again.out
     assert {record["status"] for record in records().values()} == {"completed"}
     assert len(records()) == 3
     assert set(found) < set(records())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at /proc")
+def test_workers_end_with_a_killed_sweep(start: Start, cli: Run) -> None:
+    jobs = ["sweep", *LONG, "trainer.max_steps=400", "seed=1,2,3", "launcher=joblib", "n_jobs=2"]
+    process = start(*jobs)
+    wait_for(lambda: sum(step >= 5 for step in running().values()) >= 2, process)
+    process.kill()
+    process.wait()
+    wait_for(lambda: session(process.pid) == [], None, 15)
+    found = records()
+    assert sorted(record["status"] for record in found.values()) == ["interrupted", "interrupted"]
+    assert all(5 <= record["steps"] < 400 for record in found.values())
+    assert owners() == []
+    assert running() == {}
+    again = cli("sweep", *LONG, "trainer.max_steps=400", "seed=1,2,3")
+    assert again.code == 0, again.out
+    ended = records()
+    assert [record["status"] for record in ended.values()] == ["completed"] * 3
+    for name in found:
+        steps = [row["step"] for row in rows(Path("outputs/runs", name))]
+        assert steps == list(range(1, 401))
 
 
 @pytest.mark.slow

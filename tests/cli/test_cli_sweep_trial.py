@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -88,6 +90,8 @@ def test_a_sweep_with_failures_and_interruptions_ends_whole(
     assert {run_id: ended[run_id] for run_id in done} == dict.fromkeys(done, 1)
     assert "abandoned" not in cli("status").out
     assert "runs: 4 completed, 3 failed\n" in cli("report").out
+    page = Path("outputs/reports/all/index.html").read_text()
+    assert "7 runs: 4 completed, 3 failed" in re.sub("<[^>]*>", "", page)
 
 
 @pytest.mark.usefixtures("planted")
@@ -101,6 +105,30 @@ def test_what_all_jobs_fail_by_is_said_once(cli: Run) -> None:
     assert closing.count("RuntimeError: planted: error") == 1
     assert closing.count("\nfailed: ") == 3
     assert "(all 3 of them)" in closing
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("planted")
+def test_a_job_that_kills_the_sweep_again_and_again(program: Run) -> None:
+    """Without workers nobody outlives it: the sweep that comes next counts, and tells."""
+    words = ["sweep", *SHORT, "trainer.max_steps=2", "backend=composite", "norm=planted:Faulty,rmsnorm"]
+    words.append("norm.fault=killed")
+    env = {"PLANTED_WORKERS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path.cwd())])}
+    assert [program(*words, env=env).code for _ in range(3)] == [-signal.SIGKILL] * 3
+    # One that struck comes last: the other was done by the second command.
+    assert [record["status"] for record in records().values()] == ["completed"]
+    told = program(*words, env=env)
+    assert told.code == 1
+    assert "1 completed, 1 failed (1 of them before)" in told.out
+    assert (
+        "killed 3 times in a row without reaching a further checkpoint (the last time at step 0)" in told.out
+    )
+    assert Counter(record["status"] for record in records().values()) == {"completed": 1, "failed": 1}
+    assert program("status", env=env).out.startswith("1 completed, 0 running, 1 failed, 0 left")
+    env["PLANTED_WORKERS"] = ""  # it fails in the usual way
+    again = program(*words, env=env)
+    assert (again.code, "RuntimeError: planted: killed" in again.out) == (1, True)
+    assert list(Path("outputs/runs").glob("*/deaths.json")) == []
 
 
 @pytest.mark.slow
@@ -202,6 +230,32 @@ def test_giving_up_a_sweep(cli: Run) -> None:
     assert cli("status", "forget=aaaa").out == "forgot the sweep aaaa; what its runs recorded stays\n"
     assert cli("status", "forget=abandoned").out == "forgot the sweep bbbb; what its runs recorded stays\n"
     assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
+
+
+def test_commands_that_are_told_can_be_pasted(cli: Run, language_model: Trained) -> None:
+    """In a folder whose name means something to a shell, and with data of such a name."""
+    folder, text = Path("it's my $runs"), Path("a = b.txt")
+    text.write_text("the cat sat on the mat and the dog ran\n" * 300)
+    job = [*LM, "data=text_files", f"data.train={text}", "norm=rmsnorm", "trainer.max_steps=2"]
+    failing = cli("sweep", *job, "placement=post,none", "model=gru", "optim.lr=-1", f"out_dir={folder}")
+    assert "data.train=a = b.txt" in shlex.split(failing.out.partition("failed: ")[2].splitlines()[0])
+    (folder / "sweeps").mkdir(exist_ok=True)
+    (folder / "sweeps" / "aaaa.json").write_text(json.dumps({"jobs": [{"run_id": "x"}]}))
+    told = cli("status", f"out_dir={folder}").out
+    words = shlex.split(told.partition("given up by: ")[2].splitlines()[0])
+    assert words == ["rmsrepro", "status", "forget=aaaa", f"out_dir={folder}"]
+    assert cli(*words[1:]).out.startswith("forgot the sweep aaaa")
+    shutil.copytree(language_model.path, folder / "runs" / language_model.path.name)
+    layernorm = [*LM, "norm=layernorm", "model=transformer", "placement=pre", f"out_dir={folder}"]
+    ran = cli("train", *layernorm)
+    run = ran.out.partition("records: ")[2].splitlines()[0]
+    refused = cli("eval", f"ckpt={run}", "norm=rmsnorm").error
+    words = shlex.split(refused.partition("; ")[2].partition(" makes an equal")[0])
+    assert words == ["rmsrepro", "convert", f"ckpt={run}", "to=rmsnorm"]
+    converted = cli(*words[1:], f"out_dir={folder}")
+    words = shlex.split(converted.out.partition("fresh optimiser: ")[2].splitlines()[0])
+    assert words[-1] == "trainer.max_steps=N"
+    assert cli(*words[1:-1], "trainer.max_steps=3", "debug=fast").code == 0
 
 
 def test_a_run_belongs_to_every_study_whose_sweep_wanted_it(cli: Run, language_model: Trained) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -169,3 +170,102 @@ def test_a_variable_set_to_nothing_is_as_good_as_none(
     [run_id] = records()
     assert written(run_id).is_file()
     assert all(os.environ[name] == "" for name in names.split())
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_wrong_mode_is_told_in_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    [note] = [line for line in ran.out.splitlines() if "WANDB_MODE" in line]
+    assert note == (
+        "note: wandb could not start (WANDB_MODE=ofline: no such mode; did you mean offline, online? "
+        "(one of: offline, online, disabled, dryrun, run, shared)); the records go on without it"
+    )
+    assert "pydantic" not in ran.out
+    [record] = records().values()
+    complete(record, 3)
+    # What is made from the records is always offline.
+    exported = cli("export", "wandb")
+    assert exported.code == 0, exported.out
+    assert written(record["run_id"]).is_file()
+    assert os.environ["WANDB_MODE"] == "ofline"
+
+
+def test_the_modes_are_those_of_wandb() -> None:
+    import wandb
+
+    from rmsrepro.runs.trackers import MODES
+
+    assert set(MODES) == set(get_args(wandb.Settings.model_fields["mode"].annotation))
+
+
+@pytest.mark.usefixtures("offline")
+def test_other_complaints_of_wandb_take_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def broken(**settings: object) -> None:
+        raise ValueError("1 validation error\nbase_url\n  is no address")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    ran = cli("train", *SHORT)
+    assert ran.code == 0
+    told = "note: wandb could not start (1 validation error base_url is no address); the records go on"
+    assert told in ran.out
+
+
+class FakeServer:
+    """Stands for wandb online: it keeps what is logged, and a run that is there already is resumed."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.resumed = False
+
+    def init(self, **settings: Any) -> FakeServer:
+        assert (settings["mode"], settings["resume"]) == ("online", "allow")
+        self.resumed = bool(self.rows)
+        return self
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.summary |= row
+
+    def define_metric(self, *names: str, **more: str) -> None: ...
+
+    def finish(self, exit_code: int) -> None: ...
+
+
+def test_a_run_that_goes_on_online_sends_no_row_again(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    from rmsrepro.runs import callbacks
+
+    server = FakeServer()
+    monkeypatch.setattr(wandb, "init", server.init)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    command = ["train", *SHORT, "trainer.max_steps=8", "trainer.checkpoint_every=2", "trainer.val_every=4"]
+    original = callbacks.RunCallback.on_train_batch_end
+
+    def stop(this: Any, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(this, trainer, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.RunCallback, "on_train_batch_end", stop)
+        assert cli(*command).code == 143
+    [run_id] = records()
+    checkpoints = Path("outputs/runs", run_id, "checkpoints")
+    (checkpoints / "last.ckpt").unlink()  # as if it had been killed: it goes on from step 4, or before
+    ran = cli(*command)
+    assert ran.code == 0
+    assert "resumed at step 4" in ran.out
+    assert "note: wandb" not in ran.out
+    trained = [row["step"] for row in server.rows if "train_loss" in row]
+    assert trained == [1, 2, 3, 4, 5, 5, 6, 7, 8]  # of the last one that was sent it is not known if all was
+    assert [row["step"] for row in server.rows if "val_loss" in row] == [4, 8]
+    # Another attempt from the beginning is another run, under the same name: that is said.
+    again = cli(*command, "rerun=true")
+    assert f"note: wandb: the online run {run_id} has rows of an earlier attempt, and those" in again.out
+    assert [row["step"] for row in server.rows[-len(trained) :] if "train_loss" in row][-3:] == [6, 7, 8]

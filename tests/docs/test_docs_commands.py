@@ -2,7 +2,8 @@
 
 `bash` blocks: each `rmsrepro` command runs in this process, with these changes and no others:
 
-* train: `debug=fast` and two updates; the generated corpora are short.
+* train: `debug=fast` and two updates; the generated corpora are short. The other processes of `trainer=ddp`
+  know nothing of that: such a run is given a short text as a file.
 * sweep: `dry_run=true`, so all jobs are composed and none is trained.
 * bench, reproduce: everything but the training and the timing themselves. Both are done for real, on a tiny
   corpus, by the tests marked slow at the end.
@@ -167,6 +168,8 @@ def shrunk(words: list[str]) -> list[str]:
         words = with_values(
             words, debug="fast", trainer__max_steps=steps, trainer__val_every=2, data__batch_tokens=1024
         )
+        if "trainer=ddp" in words:
+            words = with_values(words, data="text_files", data__train="book.txt")
         if "data=cldr" in words:
             words = with_values(words, data__num_train=100, data__num_val=10, data__num_test=10)
     if verb == "sweep":
@@ -292,7 +295,8 @@ def test_records_page_lists_the_keys_of_a_run(workplace: Path) -> None:
     there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert there <= named
     # So short a run has one checkpoint.
-    assert named - there == {"error.txt", "running.json", "lock.json", "checkpoints/previous.ckpt"}
+    ends = {"error.txt", "running.json", "lock.json", "deaths.json"}
+    assert named - there == {*ends, "checkpoints/previous.ckpt"}
     clocks = re.search(r"\| `clocks` \| `([^`]+)`", section)
     assert clocks is not None
     assert clocks[1].split() == list(record["clocks"])

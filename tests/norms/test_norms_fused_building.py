@@ -188,6 +188,20 @@ def test_home_may_be_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         building.find_or_build()
 
 
+def test_the_home_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobodyknown/a")
+    for name, value in (("RMSREPRO_CACHE", "~nobodyknown/x"), ("XDG_CACHE_HOME", "~nobodyknown/a")):
+        if name == "RMSREPRO_CACHE":
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv("RMSREPRO_CACHE")
+        told = f"{name}={value}: ~nobodyknown is the home of no user that is known here; set RMSREPRO_CACHE"
+        with pytest.raises(KernelsUnavailable) as raised:
+            building.find_or_build()
+        assert str(raised.value).startswith(told)
+    assert list(tmp_path.glob("*nobody*")) == []
+
+
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("RMSREPRO_CACHE", str(tmp_path / "file"))

@@ -109,6 +109,43 @@ def test_a_page_of_failed_runs_names_their_errors(tmp_path: Path, made: Made) ->
     assert "2 failed" in page.text
 
 
+def test_what_became_of_a_sweep_stands_in_one_line(tmp_path: Path, made: Made) -> None:
+    for seed in range(40):
+        status = "failed" if seed % 8 == 0 else "completed"
+        made("run", tmp_path, seed=seed, status=status, error="planted" if status == "failed" else None)
+    built = build_report(tmp_path)
+    lines = [line.strip() for line in Page(built.page).text.splitlines()]
+    assert lines.count("40 runs: 35 completed, 5 failed") == 1
+    assert built.runs == "35 completed, 5 failed"
+
+
+NO_TIMES = "No training time is quoted: all runs shared their machine with others (contended)."
+
+
+def test_times_that_are_all_contended_are_left_out_and_it_is_said(tmp_path: Path, made: Made) -> None:
+    flags = ["contended: other runs were at work", "k = 4 of 64 entries"]
+    for norm in ("layernorm", "rmsnorm", "prmsnorm"):
+        for seed in (1, 2, 3):
+            made("run", tmp_path, norm, seed=seed, flags=flags)
+    made("run", tmp_path, "rmsnorm", seed=4, status="running")
+    text = Page(build_report(tmp_path, study=made("study")).page).text
+    shown, _, method = text.rpartition("How it was measured")
+    assert shown.count(NO_TIMES) == 3  # below the scorecard, at the time to target, at the runs
+    rest = shown.replace(NO_TIMES, "")
+    [caption] = re.findall(r".*contended.*", rest)  # of the plot that has them as an axis
+    assert caption.strip() == "gru / lm, against training seconds, unpaired, contended"
+    assert not re.search(r"training, unpaired|training time\b|a step in training", rest)
+    assert "k = 4 of 64 entries" in shown
+    assert "not quoted in tables" in method
+    # Where some may be quoted, each of the others is marked.
+    made("run", tmp_path, "l2norm")
+    text = Page(build_report(tmp_path).page).text.rpartition("How it was measured")[0]
+    assert NO_TIMES not in text
+    assert "training, unpaired" in text
+    assert text.count("contended: other runs were at work") == 9
+    assert "contended a step" not in text
+
+
 def test_a_page_of_one_run(tmp_path: Path, made: Made) -> None:
     made("run", tmp_path)
     built = build_report(tmp_path)

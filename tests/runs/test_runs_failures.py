@@ -246,7 +246,8 @@ def test_status_tells_live_sweeps_from_abandoned_ones(tmp_path: Path) -> None:
     }
     advice = {row.sweep_id: row.advice for row in now.sweeps}
     assert advice[live.stem] == ""
-    assert advice[gone.stem] == f"goes on with: {command}; given up by: rmsrepro status forget={gone.stem}"
+    up = f"given up by: rmsrepro status forget={gone.stem} out_dir={tmp_path}"
+    assert advice[gone.stem] == f"goes on with: {command}; {up}"
     assert "goes on with the command that began it" in advice["old"]
     assert (now.left, now.abandoned) == (2, 2)
     assert "2 left, 2 of abandoned sweeps" in now.headline

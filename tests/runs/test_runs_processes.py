@@ -207,5 +207,5 @@ def test_plan_of_a_sweep(tmp_path: Path) -> None:
     jobs = [[split_override(text) for text in ("norm=rmsnorm", "trainer=ddp", "out_dir=x", "seed=2")]]
     with composer(jobs[0]) as opened, pytest.raises(UserError) as refused:
         plan_sweep(opened, jobs)
-    assert "rmsrepro train norm=rmsnorm trainer=ddp out_dir='x' seed=2" in str(refused.value)
+    assert "rmsrepro train norm=rmsnorm trainer=ddp out_dir=x seed=2" in str(refused.value)
     assert not Path("x").exists()

@@ -84,7 +84,7 @@ def test_damaged_fields_cost_nothing_but_themselves(tmp_path: Path) -> None:
         [{"jobs": None}, {"owner": owner_record(), "jobs": [None, {}, {"run_id": "w"}]}, []]
     ):
         (tmp_path / "sweeps" / f"{name}.json").write_text(json.dumps(content))
-    damaged_sweep = "a sweep's file, damaged; rmsrepro status forget={} removes it"
+    damaged_sweep = f"a sweep's file, damaged; rmsrepro status forget={{}} out_dir={tmp_path} removes it"
     now = read_status(tmp_path)
     assert (now.completed, now.running, now.failed, now.unreadable) == (7, 1, 1, 1)
     assert (now.interrupted, now.left) == (1, 2)

@@ -61,12 +61,19 @@ def cache_folder() -> Path:
     """Return the folder of all built libraries.
 
     Raises:
-        KernelsUnavailable: there is no home directory to put it in.
+        KernelsUnavailable: there is no home directory to put it in, or no such user's.
     """
     chosen, base = os.environ.get("RMSREPRO_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
         folder = Path(chosen or Path(base or "~/.cache", "rmsrepro")).expanduser()
     except RuntimeError as error:
+        name, value = ("RMSREPRO_CACHE", chosen) if chosen else ("XDG_CACHE_HOME", base)
+        user = (value or "~").partition("/")[0]
+        if user != "~":
+            raise KernelsUnavailable(
+                f"{name}={value}: {user} is the home of no user that is known here; set RMSREPRO_CACHE to "
+                "a folder"
+            ) from error
         raise KernelsUnavailable(
             "there is no home directory to keep the kernels in; set RMSREPRO_CACHE to a folder"
         ) from error
