@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from rmsrepro.config.imports import importing
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrackerName, TrainConfig
 
@@ -55,7 +56,8 @@ class WandbTracker:
             mode: "offline" or "online"; None: as the environment and the config say.
             folder: where wandb makes its folder; None: `config.out_dir`.
         """
-        with _no_empty_variables():
+        # The first run of a process imports wandb, and wandb more of itself as it begins.
+        with importing("wandb"), _no_empty_variables():
             self._begin(config, flat, run_id, backend, mode, folder or expanded(config.out_dir))
         self._say = say
 
