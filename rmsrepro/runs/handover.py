@@ -40,7 +40,9 @@ class SweepLoader(ConfigLoaderImpl):
             if any(other[0] != self._sweep for other in _composed):
                 _composed.clear()
             _composed[key] = super().load_sweep_config(master_config, chosen)
-        return with_values(_composed[key], [Override(*text.split("=", 1)) for text in values])
+        config = with_values(_composed[key], [Override(*text.split("=", 1)) for text in values])
+        config.hydra.overrides.task = [text for text in sweep_overrides if not text.startswith("hydra")]
+        return config
 
 
 def _is_value(text: str) -> bool:
