@@ -9,14 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError, check_text, for_screen, nearest
-
-if TYPE_CHECKING:
-    from rmsrepro.config.overrides import Override
 
 OVERVIEW = """\
 rmsrepro: does RMSNorm train as well as LayerNorm, and what time does it save?
@@ -288,27 +284,9 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     from rmsrepro.config.overrides import split_override
 
     overrides = [split_override(item) for item in _with_keys(verb, arguments)]
-    from rmsrepro import verbs
+    from rmsrepro.verbs import find
 
-    table: dict[str, Callable[[list[Override]], int]] = {
-        "train": verbs.train,
-        "eval": verbs.evaluate,
-        "translate": verbs.translate,
-        "sample": verbs.sample,
-        "convert": verbs.convert,
-        "sweep": verbs.sweep,
-        "status": verbs.status,
-        "bench": verbs.bench,
-        "reproduce": verbs.reproduce,
-        "report": verbs.report,
-        "export": verbs.export,
-        "norms": verbs.norms,
-        "check-norm": verbs.check_norm,
-        "inspect": verbs.inspect,
-        "doctor": verbs.doctor,
-        "build-kernels": verbs.build_kernels,
-    }
-    return table[verb](overrides)
+    return find(verb)(overrides)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rmsrepro.cli import HELP
+from rmsrepro.verbs import FUNCTIONS, find
+
 VERBS = ("train", "eval", "translate", "sample", "sweep", "status", "bench", "reproduce", "report", "norms")
 VERBS += ("check-norm",)
 HEAVY = ("torch", "lightning", "datasets", "wandb", "pandas", "scipy")
@@ -57,6 +60,44 @@ def test_help_is_answered_without_heavy_packages() -> None:
     assert imported & set(HEAVY) == set()
     for verb in VERBS:
         assert re.search(rf"\b{verb}\b", result.stdout), f"{verb} is missing from --help"
+
+
+def test_a_training_run_imports_little_besides_torch_and_lightning() -> None:
+    """No package for reports, translation or trackers: each would be paid for by every run and worker."""
+    watched = (
+        "import sys; import torch, lightning; before = set(sys.modules); from rmsrepro.cli import main; "
+        "code = main(['train', 'norm=rmsnorm', 'debug=fast', 'tracker=none']); "
+        "print(code); print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=True)
+    code, modules = done.stdout.splitlines()[-2:]
+    assert code == "0", done.stderr
+    imported = set(modules.split())
+    assert "rmsrepro.runs.execution" in imported
+    others = (
+        "pandas",
+        "plotly",
+        "jinja2",
+        "datasets",
+        "pyarrow",
+        "tokenizers",
+        "sacrebleu",
+        "babel",
+        "num2words",
+    )
+    others += ("wandb", "joblib", "submitit")
+    assert imported & set(others) == set()
+    assert {name.split(".")[1] for name in imported if name.startswith("rmsrepro.")} == {
+        "cli", "config", "data", "models", "norms", "runs", "tasks", "verbs",
+    }  # fmt: skip
+    verbs = {name for name in imported if name.startswith("rmsrepro.verbs.")}
+    assert verbs == {f"rmsrepro.verbs.{name}" for name in ("common", "failures", "training")}
+
+
+def test_every_verb_has_a_function() -> None:
+    assert list(FUNCTIONS) == list(HELP)
+    for verb in FUNCTIONS:
+        assert callable(find(verb)), verb
 
 
 def imported_distributions(root: Path) -> set[str]:

@@ -38,6 +38,7 @@ __all__ = [
     "plain",
     "register_schemas",
     "to_train_config",
+    "with_values",
     "yaml_text",
 ]
 
@@ -129,7 +130,7 @@ class Composer(AbstractContextManager["Composer"]):
         foreign = self._foreign_parameters(base)
         for item in values:
             self._check_key(item, base, known, foreign)
-        return _with_values(base, values)
+        return with_values(base, values)
 
     def files(self, overrides: Sequence[Override]) -> dict[str, str]:
         """Return where each top-level node of the composed config comes from (for `show=true`)."""
@@ -243,11 +244,14 @@ def _directions(key: str, base: DictConfig, known: Sequence[str], foreign: set[s
     return f"{what}{hint} (keys there: {', '.join(siblings)})"
 
 
-def _with_values(base: DictConfig, values: Sequence[Override]) -> DictConfig:
+def with_values(base: DictConfig, values: Sequence[Override]) -> DictConfig:
     """Return a copy of `base` with `key=value` overrides applied.
 
     This is what Hydra does last. Composing the groups again for each job of a sweep would take ten times as
     long as that.
+
+    Raises:
+        UserError: a value that cannot be read, or of the wrong type.
     """
     config = copy.deepcopy(base)
     parser = OverridesParser.create()

@@ -16,6 +16,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from rmsrepro.config.overrides import quoted
+from rmsrepro.runs.handover import Handed, SweepLoader
 from rmsrepro.runs.launchers import LauncherOptions
 from rmsrepro.runs.submitted import launch_in_queue, launch_locally
 
@@ -77,8 +78,9 @@ def make_runner(
     ]
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("train", overrides, run_mode=RunMode.MULTIRUN)
-    context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
-    return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+    context = HydraContext(config_loader=SweepLoader(loader), callbacks=Callbacks(config))
+    handed = Handed(task)
+    return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=handed, config=config)
 
 
 def _end_workers() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rmsrepro.config.errors import nearest
+from rmsrepro.config.imports import importing
 from rmsrepro.config.paths import expanded
 from rmsrepro.config.schema import TrackerName, TrainConfig
 from rmsrepro.config.shell import command, in_folder
@@ -63,7 +64,8 @@ class WandbTracker:
             mode: "offline" or "online"; None: as the environment and the config say.
             folder: where wandb makes its folder; None: `config.out_dir`.
         """
-        with _without_variables(also=("WANDB_MODE",) if mode else ()):
+        # The first run of a process imports wandb, and wandb more of itself as it begins.
+        with importing("wandb"), _without_variables(also=("WANDB_MODE",) if mode else ()):
             self._begin(config, flat, run_id, backend, mode, folder or expanded(config.out_dir))
         self._say = say
         self._known_to = -math.inf

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from sacrebleu.metrics import BLEU, CHRF
-
 from rmsrepro.config.errors import UserError
 
 
@@ -39,6 +37,9 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> Corpu
         )
     if not references:
         raise UserError("there is nothing to score: 0 hypotheses and 0 references")
+    # Not before there is something to score: a language model never needs it.
+    from sacrebleu.metrics import BLEU, CHRF
+
     bleu, chrf = BLEU(tokenize="13a", lowercase=False, smooth_method="exp"), CHRF()
     wrapped = [list(references)]
     return CorpusScores(

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from rmsrepro.verbs.cards import check_norm
-from rmsrepro.verbs.converting import convert
-from rmsrepro.verbs.doctor import doctor
-from rmsrepro.verbs.exporting import export
-from rmsrepro.verbs.inspecting import inspect
-from rmsrepro.verbs.kernels import build_kernels
-from rmsrepro.verbs.listing import norms
-from rmsrepro.verbs.reporting import report, reproduce
-from rmsrepro.verbs.timing import bench
-from rmsrepro.verbs.training import sweep, train
-from rmsrepro.verbs.using import evaluate, sample, translate
-from rmsrepro.verbs.watching import status
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "bench",
-    "build_kernels",
-    "check_norm",
-    "convert",
-    "doctor",
-    "evaluate",
-    "export",
-    "inspect",
-    "norms",
-    "report",
-    "reproduce",
-    "sample",
-    "status",
-    "sweep",
-    "train",
-    "translate",
-]
+if TYPE_CHECKING:
+    from rmsrepro.config.overrides import Override
+
+FUNCTIONS = {
+    "train": "training.train",
+    "eval": "using.evaluate",
+    "translate": "using.translate",
+    "sample": "using.sample",
+    "convert": "converting.convert",
+    "sweep": "training.sweep",
+    "status": "watching.status",
+    "bench": "timing.bench",
+    "reproduce": "reporting.reproduce",
+    "report": "reporting.report",
+    "export": "exporting.export",
+    "norms": "listing.norms",
+    "check-norm": "cards.check_norm",
+    "inspect": "inspecting.inspect",
+    "doctor": "doctor.doctor",
+    "build-kernels": "kernels.build_kernels",
+}
+"""The module and function of each verb."""
+
+
+def find(verb: str) -> Callable[[list[Override]], int]:
+    """Return what a verb does; of the verbs' modules only its own is imported."""
+    module, _, name = FUNCTIONS[verb].partition(".")
+    function: Callable[[list[Override]], int] = getattr(import_module(f"{__name__}.{module}"), name)
+    return function

@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 
 from rmsrepro.config.compose import Composer
 from rmsrepro.config.errors import UserError, first_line, nearest
+from rmsrepro.config.imports import importing
 from rmsrepro.config.overrides import RAW_KEYS, Override, as_typed, expand, unquote
 from rmsrepro.config.paths import own_files, packaged_conf_dir, shadowed_files, user_conf_dir
 from rmsrepro.config.plugins import import_from_here, load_plugins
@@ -223,7 +224,8 @@ def read_keys(file: Path) -> DictConfig:
 @contextlib.contextmanager
 def composer(overrides: Sequence[Override], config_name: str = "train") -> Iterator[Composer]:
     """Load plug-ins, register all norms, and open Hydra."""
-    open_plugins(overrides)
+    with importing("torch"):  # as plug-ins do
+        open_plugins(overrides)
     for note in shadowed_files():
         say(f"note: {note}", stderr=True)
     with Composer(known_norms(overrides), config_name) as opened:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.imports import importing
 from rmsrepro.config.overrides import (
     Override,
     check_single,
@@ -60,7 +61,8 @@ def train(overrides: list[Override]) -> int:
             show_config(resolved, opened.files(overrides))
             return 0
     # Not before the command is known to be right: importing torch takes seconds.
-    from rmsrepro.runs.train import train as train_run
+    with importing("lightning"):
+        from rmsrepro.runs.train import train as train_run
 
     result = train_run(resolved, console=console())
     if not result.skipped:
@@ -176,8 +178,10 @@ def sweep_jobs(
     """
     from rmsrepro.runs.disk import check_writable
     from rmsrepro.runs.launchers import LauncherOptions
-    from rmsrepro.runs.planning import plan_sweep
-    from rmsrepro.runs.sweep import run_sweep
+
+    with importing("lightning"):
+        from rmsrepro.runs.planning import plan_sweep
+        from rmsrepro.runs.sweep import run_sweep
 
     settings = sweep_settings(options, launcher_options, command)
     if study is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rmsrepro.config.compose import Composer, to_train_config
 from rmsrepro.config.errors import UserError
+from rmsrepro.config.imports import importing
 from rmsrepro.config.overrides import Override, chosen_experiment, expand, override_text
 from rmsrepro.config.paths import expanded, search_path
 from rmsrepro.config.tuning import PREFIX, TUNED, TuningConfig, ranges_of, read_tuning
@@ -36,8 +37,10 @@ def tune(
         command: what was typed, for `status` to repeat.
     """
     from rmsrepro.runs.disk import check_writable
-    from rmsrepro.runs.planning import plan_sweep
-    from rmsrepro.runs.sweep import run_sweep
+
+    with importing("lightning"):
+        from rmsrepro.runs.planning import plan_sweep
+        from rmsrepro.runs.sweep import run_sweep
     from rmsrepro.runs.tuning_record import write_tuning
 
     own = [item for item in overrides if item.key.startswith(PREFIX)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.imports import importing
 from rmsrepro.config.overrides import Override, check_single, override_text, unquote
 from rmsrepro.config.shell import word
 from rmsrepro.verbs.common import only_options, say, take_options
@@ -28,14 +29,16 @@ class EvalVerb:
 
 def evaluate(overrides: list[Override]) -> int:
     """Loss and scores of a checkpoint on the data of its run, or on other data of the same kind."""
-    import torch
-
     from rmsrepro.config.plain import plain
     from rmsrepro.data import build_data
-    from rmsrepro.runs.checkpoints import restore
-    from rmsrepro.runs.execution import tokenizer_cache
-    from rmsrepro.runs.seeding import stream_seed
-    from rmsrepro.tasks import evaluate as evaluate_split
+
+    with importing("lightning"):
+        import torch
+
+        from rmsrepro.runs.checkpoints import restore
+        from rmsrepro.runs.execution import tokenizer_cache
+        from rmsrepro.runs.seeding import stream_seed
+        from rmsrepro.tasks import evaluate as evaluate_split
 
     options, rest = take_options(EvalVerb, overrides)
     splits = {"both": ["val", "test"], "val": ["val"], "test": ["test"]}
@@ -77,8 +80,9 @@ class TranslateVerb:
 
 def translate(overrides: list[Override]) -> int:
     """Translate the lines of the standard input."""
-    from rmsrepro.runs.checkpoints import restore
-    from rmsrepro.tasks import Translation, translate_texts
+    with importing("lightning"):
+        from rmsrepro.runs.checkpoints import restore
+        from rmsrepro.tasks import Translation, translate_texts
 
     options = _own_options(TranslateVerb, overrides, "translate")
     if options.length_penalty is not None and not math.isfinite(options.length_penalty):
@@ -137,8 +141,9 @@ class SampleVerb:
 
 def sample(overrides: list[Override]) -> int:
     """Write text with a language model."""
-    from rmsrepro.runs.checkpoints import restore
-    from rmsrepro.tasks import sample as draw
+    with importing("lightning"):
+        from rmsrepro.runs.checkpoints import restore
+        from rmsrepro.tasks import sample as draw
 
     options = _own_options(SampleVerb, overrides, "sample")
     if not 0 <= options.seed < 2**63:
