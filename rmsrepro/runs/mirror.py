@@ -30,8 +30,11 @@ class MirrorFailed(RuntimeError):
 
 def mirrors(out_dir: Path, run_id: str) -> list[Path]:
     """Return wandb's offline folders of a run, the oldest first."""
-    name = re.compile(rf"offline-run-\d{{8}}_\d{{6}}-{re.escape(run_id)}")
-    return sorted(path for path in (out_dir / "wandb").glob("offline-run-*") if name.fullmatch(path.name))
+    # Names have but seconds in them: the second folder of a run within one ends in -1.
+    name = re.compile(rf"offline-run-(\d{{8}}_\d{{6}})-{re.escape(run_id)}(?:-(\d+))?")
+    found = [(name.fullmatch(path.name), path) for path in (out_dir / "wandb").glob("offline-run-*")]
+    ordered = sorted((match[1], int(match[2] or 0), path) for match, path in found if match)
+    return [path for _, _, path in ordered]
 
 
 def rebuild(folder: Path, out_dir: Path) -> Path:

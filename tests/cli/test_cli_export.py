@@ -87,6 +87,18 @@ def test_a_resumed_run_ends_with_one_mirror(cli: Run, monkeypatch: pytest.Monkey
     assert found == rows(run_id)
 
 
+def test_folders_of_one_second_are_all_of_the_run(tmp_path: Path) -> None:
+    """wandb numbers them; those of other runs, whose ids may begin alike, stay out."""
+    names = [
+        "offline-run-20260101_000000-lm-one-abc",
+        *(f"offline-run-20260101_000000-lm-one-abc-{number}" for number in (1, 2, 10)),
+        "offline-run-20260101_000001-lm-one-abc",
+    ]
+    for name in [*names, "offline-run-20260101_000000-lm-one-abcd", "offline-run-20260101_000000-lm-one"]:
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+    assert [path.name for path in mirrors(tmp_path, "lm-one-abc")] == names
+
+
 def test_what_cannot_be_exported(cli: Run) -> None:
     assert "no runs there" in cli("export", "wandb").error
     folder = Path("outputs/runs/one")
