@@ -186,6 +186,27 @@ def check_single(
             raise UserError(f"{item.text}: {who}{advice}")
 
 
+def one_value(item: Override, prefix: str, otherwise: str) -> object:
+    """Return the value of an override as Hydra reads it, for keys that are not a run's.
+
+    Args:
+        prefix: what stood before the key on the command line.
+        otherwise: what is said of several values.
+
+    Raises:
+        UserError: it cannot be read, or is several values.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    try:
+        parsed = OverridesParser.create().parse_override(f"x={item.value}")
+    except Exception as error:
+        raise UserError(unreadable(Override(f"{prefix}{item.key}", item.value), error)) from None
+    if parsed.is_sweep_override():
+        raise UserError(f"{prefix}{item.text}: {otherwise}")
+    return parsed.value()
+
+
 def unreadable(item: Override, error: Exception) -> str:
     """Explain a value that the override grammar cannot read."""
     return (

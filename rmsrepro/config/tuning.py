@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from rmsrepro.config.errors import UserError, nearest
 from rmsrepro.config.explain import explain
-from rmsrepro.config.overrides import Override, unreadable
+from rmsrepro.config.overrides import Override, one_value
 
 PREFIX = "tuning."
 """What the keys begin with on the command line."""
@@ -68,25 +68,19 @@ def read_tuning(overrides: Sequence[Override]) -> TuningConfig:
     Raises:
         UserError: an unknown key, a wrong type, or a value that makes no sense.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     names = [item.name for item in fields(TuningConfig)]
     node = OmegaConf.structured(TuningConfig)
     for item in overrides:
-        text = f"{PREFIX}{item.text}"
         if item.key not in names:
             raise UserError(
-                f"{text}: there is no key {PREFIX}{item.key}{nearest(item.key, names)} "
+                f"{PREFIX}{item.text}: there is no key {PREFIX}{item.key}{nearest(item.key, names)} "
                 f"(keys there: {', '.join(names)})"
             )
+        value = one_value(
+            item, PREFIX, "it takes one value; a range or a list stands in brackets, as in [1,2]"
+        )
         try:
-            parsed = OverridesParser.create().parse_override(f"{item.key}={item.value}")
-        except Exception as error:
-            raise UserError(unreadable(Override(f"{PREFIX}{item.key}", item.value), error)) from None
-        if parsed.is_sweep_override():
-            raise UserError(f"{text}: it takes one value; a range or a list stands in brackets, as in [1,2]")
-        try:
-            OmegaConf.update(node, item.key, parsed.value(), merge=True)
+            OmegaConf.update(node, item.key, value, merge=True)
             settings = OmegaConf.to_object(node)
         except Exception as error:  # OmegaConf's own, and what an interpolation raises
             raise UserError(f"{PREFIX}{explain(error)}") from None

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rmsrepro.config.errors import UserError, first_line, nearest
-from rmsrepro.config.overrides import Override, quoted, unreadable
+from rmsrepro.config.overrides import Override, one_value, quoted
 
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
 PREFIX = "launcher."
@@ -110,7 +110,6 @@ def check_cluster(name: str) -> None:
 def check_options(launcher: LauncherOptions) -> None:
     """Raise UserError for an option that the launcher does not have, or a value of the wrong type."""
     from hydra.core.config_store import ConfigStore
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.plugins import Plugins
 
     if not launcher.options:
@@ -131,13 +130,8 @@ def check_options(launcher: LauncherOptions) -> None:
             raise UserError(
                 f"{text}: launcher={launcher.name} has no option {item.key}{nearest(head, known)} ({have})"
             )
+        value = one_value(item, PREFIX, "an option of the launcher takes one value; put commas into quotes")
         try:
-            parsed = OverridesParser.create().parse_override(f"x={item.value}")
-        except Exception as error:
-            raise UserError(unreadable(Override(f"{PREFIX}{item.key}", item.value), error)) from None
-        if parsed.is_sweep_override():
-            raise UserError(f"{text}: an option of the launcher takes one value; put commas into quotes")
-        try:
-            OmegaConf.update(node, item.key, parsed.value(), merge=True)
+            OmegaConf.update(node, item.key, value, merge=True)
         except OmegaConfBaseException as error:
             raise UserError(f"{text}: {first_line(error)}") from error
