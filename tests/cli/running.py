@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rmsrepro.norms import registry
 
@@ -115,3 +118,20 @@ def wait_for(
             assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def stopped_at(step: int) -> Iterator[None]:
+    """Every run in this process is told to stop (SIGTERM) after so many updates."""
+    from rmsrepro.runs.callbacks import RunCallback
+
+    original = RunCallback.on_train_batch_end
+
+    def stop(this: Any, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(this, trainer, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunCallback, "on_train_batch_end", stop)
+        yield

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from rmsrepro.cli import main
-from rmsrepro.runs import callbacks
 from rmsrepro.runs.locks import lock
 from rmsrepro.runs.mirror import mirrors
 from rmsrepro.runs.records import read_metrics
-from tests.cli.running import LM, Ran, records
+from tests.cli.running import LM, Ran, records, stopped_at
 from tests.cli.wandb_files import history, items, written
 
 Run = Callable[..., Ran]
@@ -67,15 +66,7 @@ def test_a_mirror_of_a_run_that_had_none(cli: Run, monkeypatch: pytest.MonkeyPat
 def test_a_resumed_run_ends_with_one_mirror(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     command = ["train", *SHORT, "tracker=wandb", "trainer.checkpoint_every=2"]
-    original = callbacks.RunCallback.on_train_batch_end
-
-    def stop(this: Any, trainer: Any, *rest: Any) -> None:
-        if trainer.global_step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(this, trainer, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.RunCallback, "on_train_batch_end", stop)
+    with stopped_at(3):
         assert cli(*command).code == 143
     [run_id] = records()
     Path("outputs/runs", run_id, "checkpoints", "last.ckpt").unlink()  # as if it had been killed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.cli.running import LM, Ran, records
+from tests.cli.running import LM, Ran, records, stopped_at
 from tests.cli.wandb_files import history, items, written
 
 Run = Callable[..., Ran]
@@ -239,21 +238,11 @@ class FakeServer:
 def test_a_run_that_goes_on_online_sends_no_row_again(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
-    from rmsrepro.runs import callbacks
-
     server = FakeServer()
     monkeypatch.setattr(wandb, "init", server.init)
     monkeypatch.setenv("WANDB_MODE", "online")
     command = ["train", *SHORT, "trainer.max_steps=8", "trainer.checkpoint_every=2", "trainer.val_every=4"]
-    original = callbacks.RunCallback.on_train_batch_end
-
-    def stop(this: Any, trainer: Any, *rest: Any) -> None:
-        if trainer.global_step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(this, trainer, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.RunCallback, "on_train_batch_end", stop)
+    with stopped_at(5):
         assert cli(*command).code == 143
     [run_id] = records()
     checkpoints = Path("outputs/runs", run_id, "checkpoints")
