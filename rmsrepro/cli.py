@@ -105,10 +105,11 @@ before the first starts.
     "status": """\
 usage: rmsrepro status [watch=true] [out_dir=DIR]
 
-Runs that are done, running, failed and left, and the time to go. Of sweeps:
-which is at work, which was abandoned, what is left of it, and its command.
+Runs that are done, running, failed and left, and the time to go. Of sweeps
+and tunings: which is at work, which was abandoned, what is left of it, and its
+command.
 
-  forget=ID          give up an abandoned sweep (its runs stay);
+  forget=ID          give up an abandoned one (its runs stay);
                      forget=abandoned: all such""",
     "bench": """\
 usage: rmsrepro bench [bench=step] [norm=layernorm,rmsnorm]

@@ -105,7 +105,7 @@ def build_report(
     )
     folder = root / "reports" / name
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "results.csv", results_table(records.runs).to_csv(index=False))
+    write_atomic(folder / "results.csv", results_table(records.runs, tunings.roles).to_csv(index=False))
     write_atomic(folder / "claims.csv", claims_table(claims).to_csv(index=False, float_format="%.6g"))
     write_atomic(folder / "across.csv", across_table(between).to_csv(index=False, float_format="%.6g"))
     write_atomic(folder / "index.html", render(page))

@@ -86,6 +86,19 @@ def blank(*, height: int) -> go.Figure:
     )
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Places for the ticks of a logarithmic axis from low to high: 1, 2 and 5, or decades alone if many.
+
+    None where there is no such axis, as from zero.
+    """
+    if not 0 < low <= high < math.inf:
+        return []
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    every = 1 + (last - first) // 10
+    return [float(f"{step}e{power}") for power in range(first, last + 1, every) for step in steps]
+
+
 def style_of(cell: Cell, arm: Arm) -> dict[str, str]:
     """Colour and symbol by norm; siblings of one norm (other parameters) differ in their dash."""
     siblings = [other.label for other in cell.arms if other.norm == arm.norm]

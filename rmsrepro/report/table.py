@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -28,6 +28,7 @@ LEADING = [
     "error",
     "flags",
     "backend_note",
+    "role",
 ]
 
 ACROSS = [
@@ -36,9 +37,13 @@ ACROSS = [
 ]
 
 
-def results_table(runs: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return one row a run: LEADING, then `metrics.*`, `clocks.*` and `config.*` columns, each sorted."""
-    rows = [_row(run) for run in runs]
+def results_table(runs: Sequence[RunRecord], roles: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Return one row a run: LEADING, then `metrics.*`, `clocks.*` and `config.*` columns, each sorted.
+
+    Args:
+        roles: run id -> what it is to a tuning; runs that it does not name are of none.
+    """
+    rows = [{**_row(run), "role": (roles or {}).get(run.run_id, "")} for run in runs]
     seen = {key for row in rows for key in row}
     groups = [
         sorted(key for key in seen if key.startswith(prefix)) for prefix in ("metrics.", "clocks.", "config.")

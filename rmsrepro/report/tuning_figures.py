@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from rmsrepro.config.study import higher_is_better
 from rmsrepro.report import formatting
-from rmsrepro.report.drawing import Figure, blank, safe, style_of
+from rmsrepro.report.drawing import Figure, blank, log_ticks, safe, style_of
 from rmsrepro.report.tuning_curves import expected_best
 from rmsrepro.report.tunings import PARAMETERS, TunedArm, Tuning
 
@@ -65,11 +65,18 @@ def _over(tuning: Tuning, key: str, place: int) -> Figure:
     end = low - room if higher else high + room
     for arm in tuning.arms:
         figure.add_traces(_points(tuning, arm, key, end))
-    logarithmic = key != "warmup_steps"
-    figure.update_xaxes(
-        title_text=f"{PARAMETERS[key]}{' (steps)' if not logarithmic else ''}",
-        type="log" if logarithmic else "linear",
-    )
+    if key == "warmup_steps":
+        figure.update_xaxes(title_text=f"{PARAMETERS[key]} (steps)")
+    else:
+        ticks = log_ticks(*tuning.record.ranges[key])
+        # plotly's own labels between the decades are single digits without their power of ten.
+        figure.update_xaxes(
+            title_text=PARAMETERS[key],
+            type="log",
+            tickmode="array",
+            tickvals=ticks,
+            ticktext=[f"{tick:g}" for tick in ticks],
+        )
     figure.update_yaxes(title_text=safe(formatting.metric_title(metric)))
     title = f"{tuning.cell.label}: trials over the {PARAMETERS[key]}"
     return Figure(f"tuning-{place}-{key.replace('_', '-')}", title, figure, HEIGHT)

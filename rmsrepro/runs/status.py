@@ -12,6 +12,7 @@ from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.manifests import Manifest, read_manifests
 from rmsrepro.runs.owners import alive
+from rmsrepro.runs.tuning_record import read_tunings
 
 
 @dataclass
@@ -47,6 +48,21 @@ class SweepRow:
 
 
 @dataclass
+class TuningRow:
+    """A tuning that has not come to its final runs, and that no sweep is at work on or stands for."""
+
+    tuning_id: str
+    undone: str
+    command: str
+    out_dir: Path
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return f"goes on with: {self.command}; given up by: {forget_command(self.tuning_id, self.out_dir)}"
+
+
+@dataclass
 class Status:
     """Counts and the rows worth showing: running, failed and diverged runs, and what is left."""
 
@@ -62,6 +78,7 @@ class Status:
     abandoned: int = 0
     """Runs that were never begun, of sweeps whose process is gone."""
     sweeps: list[SweepRow] = field(default_factory=list)
+    tunings: list[TuningRow] = field(default_factory=list)
     seconds_left: float | None = None
     contended: bool = False
     """Whether `seconds_left` comes from runs that shared the machine with others."""
@@ -105,6 +122,7 @@ def read_status(out_dir: Path) -> Status:
         note = f"a sweep's file, damaged; {forget_command(path.stem, out_dir)} removes it"
         now.rows.append(Row("unreadable", f"{path.parent.name}/{path.name}", "", note))
     now.sweeps = _sweeps(manifests, states, out_dir)
+    now.tunings = _tunings(manifests, now.sweeps, states, out_dir)
     now.contended = not by_kind[False]
     if finished_s := by_kind[now.contended]:
         workers = max(1, now.running)
@@ -172,8 +190,28 @@ def _sweeps(manifests: list[Manifest], states: dict[str, str], out_dir: Path) ->
     return rows
 
 
+def _tunings(
+    manifests: list[Manifest], sweeps: list[SweepRow], states: dict[str, str], out_dir: Path
+) -> list[TuningRow]:
+    """Return the tunings that ended between their stages, of which no sweep tells that anything is left."""
+    told = {one.sweep_id for one in sweeps}
+    covered = {run_id for one in manifests if one.sweep_id in told for run_id in one.run_ids}
+    wanted = {run_id for one in manifests for run_id in one.run_ids}.union(states)
+    rows = []
+    for record in read_tunings(out_dir):
+        trials = {run_id for one in record.norms for run_id in one.trials}
+        finals = {run_id for one in record.norms for run_id in one.finals}
+        if covered.intersection(trials | finals):
+            continue
+        undecided = any(one.undecided for one in record.norms)
+        if undecided or finals - wanted:
+            undone = "its best points are not chosen" if undecided else "its final runs are not begun"
+            rows.append(TuningRow(record.tuning_id, undone, record.command, out_dir))
+    return rows
+
+
 def forget_command(sweep_id: str, out_dir: Path) -> str:
-    """Return the command that gives a sweep up."""
+    """Return the command that gives a sweep or a tuning up."""
     return command("status", f"forget={sweep_id}", **in_folder(out_dir))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -43,6 +44,11 @@ class TunedNorm:
     """Why there is none; empty while it is not chosen."""
     finals: tuple[str, ...] = ()
     """Run ids, in the order of the fresh seeds."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether its best point is still to be chosen."""
+        return self.best is None and not self.why_none
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,18 @@ def write_tuning(out_dir: Path, record: TuningRecord) -> Path:
     return path
 
 
+def give_up_tuning(out_dir: Path, record: TuningRecord) -> None:
+    """Say in a tuning's file that norms whose final runs are not all there will have none."""
+    runs = out_dir / "runs"
+    norms = [
+        replace(one, best=None, why_none="given up", finals=())
+        if one.undecided or not all((runs / run_id).exists() for run_id in one.finals)
+        else one
+        for one in record.norms
+    ]
+    write_tuning(out_dir, replace(record, norms=tuple(norms)))
+
+
 def _plain(record: TuningRecord) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -130,6 +148,15 @@ def _plain(record: TuningRecord) -> dict[str, Any]:
 
 
 _TEXTS = ("tuning_id", "model", "task", "data", "metric", "command")
+
+
+def read_tunings(out_dir: Path) -> list[TuningRecord]:
+    """Return all tunings of an output folder; what is damaged is left out."""
+    found = []
+    for path in sorted(tunings_dir(out_dir).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read_tuning(path))
+    return found
 
 
 def read_tuning(path: Path) -> TuningRecord:

@@ -76,6 +76,8 @@ def _status_text(now: Status) -> str:
         rows.append(f"sweep {sweep.sweep_id} {sweep.state}: {sweep.counts}")
         if sweep.advice:
             rows.append(f"  {sweep.advice}")
+    for tuning in now.tunings:
+        rows += [f"tuning {tuning.tuning_id}: {tuning.undone}", f"  {tuning.advice}"]
     return "\n".join([now.headline, *rows])
 
 
@@ -93,25 +95,33 @@ def _status_table(now: Status) -> RenderableType:
         parts.append(Text(f"sweep {sweep.sweep_id} {sweep.state}: {sweep.counts}"))
         if sweep.advice:
             parts.append(Text(f"  {sweep.advice}", overflow="fold"))
+    for tuning in now.tunings:
+        parts.append(Text(f"tuning {tuning.tuning_id}: {tuning.undone}", overflow="fold"))
+        parts.append(Text(f"  {tuning.advice}", overflow="fold"))
     return Group(*parts)
 
 
 def _forget(out_dir: Path, given: str) -> int:
-    """Remove the file of a sweep that nobody will go on with, or of all such; its runs stay.
+    """Give up a sweep or a tuning that nobody will go on with, or all such; their runs stay.
 
     Raises:
-        UserError: no such sweep, or one that is at work.
+        UserError: there is none of that name, or it is at work.
     """
     from rmsrepro.runs.manifests import read_manifests
     from rmsrepro.runs.status import read_status
+    from rmsrepro.runs.tuning_record import give_up_tuning, read_tunings
 
     manifests, damaged = read_manifests(out_dir)
-    known = {path.stem: path for path in [*(one.path for one in manifests), *damaged]}
+    sweeps = {path.stem: path for path in [*(one.path for one in manifests), *damaged]}
+    tunings = {one.tuning_id: one for one in read_tunings(out_dir)}
+    now = read_status(out_dir)
+    left = [row.tuning_id for row in now.tunings]
     if given == "abandoned":
-        chosen = [row.sweep_id for row in read_status(out_dir).sweeps if not row.live]
-    elif given in known:
+        chosen = [*(row.sweep_id for row in now.sweeps if not row.live), *left]
+    elif given in sweeps or given in left:
         chosen = [given]
     else:
+        known = [*sweeps, *left]
         hint = nearest(given, ["abandoned", *known])
         names = ", ".join(known) or "none in this folder"
         raise UserError(
@@ -120,9 +130,12 @@ def _forget(out_dir: Path, given: str) -> int:
         )
     if any(one.live and one.sweep_id in chosen for one in manifests):
         raise UserError(f"forget={given}: this sweep is at work; stop it first")
-    for sweep_id in chosen:
-        known[sweep_id].unlink(missing_ok=True)
-        say(f"forgot the sweep {sweep_id}; what its runs recorded stays")
+    for name in chosen:
+        if name in sweeps:
+            sweeps[name].unlink(missing_ok=True)
+        else:
+            give_up_tuning(out_dir, tunings[name])
+        say(f"forgot the {'sweep' if name in sweeps else 'tuning'} {name}; what its runs recorded stays")
     if not chosen:
         say("no sweep is abandoned")
     return 0

@@ -130,6 +130,10 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "sample": (["ckpt=LM", "num_tokens=3"], [*_of(SampleVerb), "norm", "sites"]),
     "convert": (["ckpt=LM"], [*_of(ConvertVerb), "norm"]),
     "sweep": (["debug=fast", "model.d_model=16", "seed=1,2"], [*_of(SweepVerb), *_RUN, "study", *_TUNING]),
+    "sweep tuned": (
+        ["debug=fast", "model.d_model=16", "norm=layernorm,rmsnorm", "tune=true", "tuning.points=2"],
+        [*_TUNING, *_TUNING, *_of(SweepVerb), *_fields("optim.", schema.OptimConfig), "seed", "study"],
+    ),
     "status": ([], _of(StatusVerb)),
     "bench": (
         ["debug=fast", "model.d_model=16"],
@@ -143,21 +147,21 @@ BASES: dict[str, tuple[list[str], list[str]]] = {
     "doctor": ([], _of(DoctorVerb)),
     "build-kernels": ([], _of(BuildKernelsVerb)),
 }
-"""Of each verb a command that is right, and the keys that it takes."""
+"""Of each verb, the first word, a command that is right, and the keys that it takes."""
 
 
 @st.composite
 def commands(draw: st.DrawFn) -> tuple[str, list[str]]:
     """A right command with a few wild values of keys that it takes, sometimes among others."""
-    verb = draw(st.sampled_from(sorted(BASES)))
-    base, known = BASES[verb]
+    name = draw(st.sampled_from(sorted(BASES)))
+    base, known = BASES[name]
     wild = st.builds(lambda key, value: f"{key}={value}", st.sampled_from(known), values)
     added = draw(
         st.lists(
             st.one_of(wild, wild, wild, overrides), min_size=1, max_size=draw(st.sampled_from([1, 1, 2, 3]))
         )
     )
-    return verb, [*base, *added]
+    return name.partition(" ")[0], [*base, *added]
 
 
 def outcome(*arguments: str) -> tuple[int, str, str]:

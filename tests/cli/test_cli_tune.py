@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -186,10 +188,47 @@ def test_an_interruption_between_the_stages_loses_nothing(cli: Run, monkeypatch:
     assert len(records()) == 6
     page = cli("report").out
     assert "Tuning: gru / lm on text_files" in page
-    ran = cli(*TUNE)
+    # Every run that a sweep wanted has ended, and yet there is something left.
+    told = cli("status").out
+    name = kept()["tuning_id"]
+    assert f"tuning {name}: its final runs are not begun" in told
+    assert f"given up by: rmsrepro status forget={name}" in told
+    assert "did you mean" in cli("status", f"forget={name}x").error
+    again = shlex.split(told.partition("goes on with: ")[2].partition(";")[0])
+    ran = cli(*again[1:])
     assert ran.code == 0
     assert "6 trials: 6 done already, 0 to do" in ran.out
     assert "4 final runs: 0 done already, 4 to do" in ran.out
+    assert "tuning" not in cli("status").out
+    assert cli("report").code == 0
+    with Path("outputs/reports/all/results.csv").open() as file:
+        roles = [(row["role"], row["seed"]) for row in csv.DictReader(file)]
+    trial, final = ("trial of a tuning", "0"), "final run of a tuning"
+    assert sorted(roles) == sorted([*[trial] * 6, *[(final, "1"), (final, "2")] * 2])
+
+
+@pytest.mark.parametrize("given", ["", "abandoned"])
+def test_a_tuning_without_a_choice_is_named_and_given_up(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def interrupted(*rest: Any) -> None:
+            raise Interrupted(15)
+
+        patch.setattr("rmsrepro.verbs.tuning._choose", interrupted)
+        assert cli(*TUNE).code == 143
+    name = kept()["tuning_id"]
+    assert f"tuning {name}: its best points are not chosen" in cli("status").out
+    forgot = cli("status", f"forget={given or name}").out
+    assert forgot == f"forgot the tuning {name}; what its runs recorded stays\n"
+    assert "tuning" not in cli("status").out
+    assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
+    assert [one["why_none"] for one in kept()["norms"]] == ["given up", "given up"]
+    assert cli("report").code == 0
+    assert "given up" in Path("outputs/reports/all/index.html").read_text()
+    assert cli(*TUNE).code == 0  # and taken up again after all
+    assert len(records()) == 10
 
 
 def test_a_lost_trial_is_worst_and_a_lost_norm_is_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

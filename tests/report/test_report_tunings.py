@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from rmsrepro.report import build_report
+from rmsrepro.report.drawing import log_ticks
 from rmsrepro.report.load import load_records
 from rmsrepro.report.statistics import paired_difference
 from rmsrepro.report.tuning_curves import expected_best
@@ -258,3 +259,19 @@ def test_a_tuning_before_its_first_run_has_a_page(tmp_path: Path) -> None:
 )
 def test_the_edge_of_a_range(key: str, value: float, ends: tuple[float, float], expected: bool) -> None:
     assert at_edge(key, value, ends, 300) is expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (1e-3, 1e-2, [0.001, 0.002, 0.005, 0.01, 0.02, 0.05]),
+        (3e-4, 3e-4, [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005]),
+        (1e-6, 0.1, [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1]),
+        (1e-20, 1.0, [1e-20, 1e-17, 1e-14, 1e-11, 1e-8, 1e-5, 1e-2]),
+        (0.0, 1.0, []),
+        (2.0, 1.0, []),
+        (1.0, math.inf, []),
+    ],
+)
+def test_the_ticks_of_a_logarithmic_axis(low: float, high: float, ticks: list[float]) -> None:
+    assert log_ticks(low, high) == ticks
