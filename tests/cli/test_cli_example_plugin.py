@@ -166,7 +166,7 @@ def test_without_the_plugin_there_is_no_such_norm(program: Callable[..., Ran]) -
 def test_it_earns_its_card(session: Session) -> None:
     [ran] = session(["check-norm", "lpnorm", "norm.order=1"])
     assert ran.code == 0, ran.out + ran.err
-    card = json.loads(Path("outputs/cards/lpnorm.json").read_text())
+    card = json.loads(Path("outputs/cards/lpnorm-order_1.0.json").read_text())
     assert card["invariances"]["weight_matrix_rescaling"] is True
     assert card["invariances"]["weight_matrix_recentering"] is False
     assert card["invariances"]["single_case_rescaling"] is True

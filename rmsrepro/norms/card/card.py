@@ -78,7 +78,7 @@ class Card:
         return [name for name, check in self.checks.items() if check.status is Status.failed]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the card as the content of outputs/cards/NAME.json."""
+        """Return the card as the content of its file."""
         subject = self.subject
         return {
             "schema_version": SCHEMA_VERSION,
