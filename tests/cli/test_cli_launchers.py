@@ -166,7 +166,10 @@ def test_a_sweep_that_no_longer_waits_for_a_cluster(
     assert process.returncode == 130, (out, err)
     assert "interrupted: the jobs that were submitted go on" in out
     assert "1 running" in cli("status").out
-    assert "1 busy" in cli(*sweep).out
+    again = cli(*sweep)  # here, where it waits for what the cluster is at work on
+    assert again.code == 0
+    assert " is at work on it" in again.out
+    assert "1 completed (0 of them before)" in again.out
     wait_for(lambda: processes() == [], None)
     assert [record["status"] for record in records().values()] == ["completed"]
     assert "1 done already, 0 to do" in cli(*sweep).out
