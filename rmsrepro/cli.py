@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmsrepro.config.errors import UserError, check_text, for_screen, nearest
+from rmsrepro.config.errors import StrayEnd, UserError, check_text, for_screen, nearest
 
 OVERVIEW = """\
 rmsrepro: does RMSNorm train as well as LayerNorm, and what time does it save?
@@ -219,6 +219,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except SystemExit as error:
+        # None of ours comes here: a user's norm or model may have one wherever it is called.
+        print(for_screen(f"error: {StrayEnd(error)}"), file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader (head, less) has gone; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
 
 
 class UserError(ValueError):
@@ -13,6 +14,48 @@ class UserError(ValueError):
 
     The message says what is wrong, where, what would be valid and what to do.
     """
+
+
+class ProgramEnd(BaseException):
+    """The program was told to end: no code that it calls has failed."""
+
+
+class StrayEnd(RuntimeError):
+    """Code from outside the package raised what ends a program or a loop, and means no error."""
+
+    def __init__(self, error: BaseException) -> None:
+        what = "the epoch" if isinstance(error, StopIteration) else "the whole program"
+        said = f" ({first_line(error)})" if str(error).strip() else ""
+        super().__init__(
+            f"{type(error).__name__}{said} was raised, which would end {what}; a norm or a plug-in has to "
+            "raise an error instead, such as RuntimeError"
+        )
+
+
+class contained:
+    """Turn what would end the program or a loop into a `StrayEnd`; errors and `ProgramEnd` pass.
+
+    Args:
+        keyboard: so with KeyboardInterrupt: where a handler of our own sees to Ctrl-C.
+    """
+
+    def __init__(self, *, keyboard: bool = False) -> None:
+        self._keyboard = keyboard
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, ProgramEnd):
+            return
+        if isinstance(error, KeyboardInterrupt) and not self._keyboard:
+            return
+        if isinstance(error, StopIteration) or not isinstance(error, Exception):
+            # Lightning makes a SystemExit of a KeyboardInterrupt.
+            first = next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), error)
+            raise StrayEnd(first) from error
 
 
 def first_line(error: BaseException | str) -> str:

@@ -112,7 +112,7 @@ def _call(make: Callable[[], nn.Module], x: Tensor, mask: Tensor | None = None) 
                 parameter.add_(0.1)
         try:
             return apply_norm(module, x, mask)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise WrongNorm(
                 f"its forward fails on an input of shape {tuple(x.shape)}: "
                 f"{type(error).__name__}: {first_line(error)}{_place(error)}"

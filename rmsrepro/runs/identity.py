@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rmsrepro.config.errors import UserError, first_line
+from rmsrepro.config.errors import StrayEnd, UserError, contained, first_line
 from rmsrepro.config.later import without_later
 from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import GRUConfig, Strategy, TrainConfig, TrainerConfig
@@ -45,14 +45,16 @@ def check_norm(config: TrainConfig) -> None:
     dim = max(1, config.model.d_model or 1)
     gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
     try:
-        spec.check(dim)
-        try_norm(spec, dim, ("cpu", "cuda") if gpu else ("cpu",))
+        with contained():
+            spec.check(dim)
+            try_norm(spec, dim, ("cpu", "cuda") if gpu else ("cpu",))
     except (ValueError, TypeError) as error:
         raise UserError(f"norm={spec.name}: {error}") from error
     except Exception as error:  # a user's class may raise anything, and a width may be beyond the memory
+        kind = "" if isinstance(error, StrayEnd) else f"{type(error).__name__}: "
         raise UserError(
             f"norm={spec.name}: it cannot be built at width {config.model.d_model} "
-            f"({type(error).__name__}: {first_line(error)})"
+            f"({kind}{first_line(error)})"
         ) from error
     check_task(spec.name, config.task.name)
     check_processes(spec.name, config.trainer)

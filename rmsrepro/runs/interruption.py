@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from rmsrepro.config.errors import ProgramEnd
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupted(BaseException):
+class Interrupted(ProgramEnd):
     """The process was told to stop; `exit_code` is what it must exit with (128 + signal number)."""
 
     def __init__(self, signum: int) -> None:

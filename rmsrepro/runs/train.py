@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from rmsrepro.config.errors import UserError
+from rmsrepro.config.errors import UserError, contained
 from rmsrepro.config.overrides import override_text
 from rmsrepro.config.plain import plain
 from rmsrepro.config.schema import Strategy, TrainConfig, TrainerConfig
+from rmsrepro.config.screen import Screen
 from rmsrepro.data import data_fingerprint
 from rmsrepro.runs.checkpoints import Checkpoint, load_checkpoint, tell_changed_norm
 from rmsrepro.runs.disk import check_writable, explain_full, unwritable
@@ -126,7 +127,7 @@ def train(
         UserError: see `report_errors`, and `plan`; nothing can be written to `out_dir`.
         Interrupted: after the checkpoint and the record were written.
     """
-    console = console or Console()
+    console = console or Screen()
     say = speaker(console)
     check_writable(config.out_dir)
     identity, parent = plan(config)
@@ -159,7 +160,8 @@ def train(
             note = (backend_notes or {}).get(identity.run_id) or norm_spec(config).backend_note
             run = Run(config, identity, parent, folder, console, interruption, note)
             try:
-                result = run.execute()
+                with contained(keyboard=True):
+                    result = run.execute()
             except UserError as error:
                 if not (report_errors or run.training_began):
                     run.discard()

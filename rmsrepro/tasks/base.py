@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from rmsrepro.config.errors import UserError, nearest
+from rmsrepro.config.errors import UserError, contained, nearest
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.data.batches import IGNORE
 from rmsrepro.tasks.metrics import TokenMeter
@@ -100,7 +100,8 @@ class Task(L.LightningModule, ABC):
         processes the mean gradient is taken, so an update follows the mean over all its tokens, however they
         are spread over its batches and processes.
         """
-        logits, targets = self.logits_and_targets(batch)
+        with contained():
+            logits, targets = self.logits_and_targets(batch)
         loss_sum = nn.functional.cross_entropy(
             logits.flatten(0, 1).float(),
             targets.flatten(),
@@ -214,7 +215,8 @@ class Task(L.LightningModule, ABC):
         self._meter.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._meter.update(*self.logits_and_targets(batch))
+        with contained():
+            self._meter.update(*self.logits_and_targets(batch))
 
     def on_validation_epoch_end(self) -> None:
         self.validation_metrics = self.split_metrics("val", self._meter.compute())

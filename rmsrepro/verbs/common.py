@@ -20,6 +20,7 @@ from rmsrepro.config.imports import importing
 from rmsrepro.config.overrides import RAW_KEYS, Override, as_typed, expand, unquote
 from rmsrepro.config.paths import own_files, packaged_conf_dir, shadowed_files, user_conf_dir
 from rmsrepro.config.plugins import import_from_here, load_plugins
+from rmsrepro.config.screen import Screen
 
 if TYPE_CHECKING:
     from rmsrepro.norms import NormInfo
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console that wraps at the terminal's width and leaves pipes alone."""
-    return Console(stderr=stderr, highlight=False)
+    return Screen(stderr=stderr, highlight=False)
 
 
 def say(text: str, *, stderr: bool = False) -> None:
