@@ -404,8 +404,8 @@ def test_reproduce_on_the_readers_corpus_for_real(workplace: Path) -> None:
     }
     for record, folder in benches.values():
         assert keys("### result.json of a timing") == set(record)
-        assert keys("| Key of an arm | Meaning |") | facts >= set(record["arms"][0])
-        assert keys("| Key of a comparison | Meaning |") | facts >= set(record["comparisons"][0])
+        for key in (*record["arms"][0], *record["comparisons"][0]):
+            assert f"`{key}`" in text, key
         header = (folder / "samples.csv").read_text(encoding="utf-8").split("\n")[0].split(",")
         assert all(f"`{column}`" in text for column in header)
     step = benches["step"][0]
