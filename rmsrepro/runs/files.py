@@ -62,6 +62,15 @@ def number(value: Any, otherwise: float = 0.0) -> float:
     return found if math.isfinite(found) else otherwise
 
 
+def is_file_name(text: str) -> bool:
+    """Whether a record's text can be the name of one file or folder: an id that leads nowhere else."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return False
+    return 0 < size <= 255 and text not in (".", "..") and not any(letter in text for letter in "/\\\0")
+
+
 def remove_torn(folder: Path) -> None:
     """Remove what writers that were killed left beside their files; only whoever owns `folder` may."""
     for left in folder.glob(".*.tmp"):

@@ -232,6 +232,30 @@ def test_giving_up_a_sweep(cli: Run) -> None:
     assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
 
 
+def test_damaged_tunings_are_named_and_removed(cli: Run) -> None:
+    """Also one that was copied, whose id is that of a file elsewhere: nothing is written there."""
+    Path("outputs/tunings").mkdir(parents=True)
+    Path("outputs/runs").mkdir()
+    copied = json.dumps({"schema_version": 1, "tuning_id": "../x"})
+    for name, content in (("x", copied), ("empty", "{}")):
+        Path(f"outputs/tunings/{name}.json").write_text(content)
+    told = cli("status")
+    assert told.code == 0
+    for name, reason in (
+        ("x", "tuning_id '../x' is not the file's name"),
+        ("empty", "schema_version None; 1 is read here"),
+    ):
+        [row] = [line for line in told.out.splitlines() if f"tunings/{name}.json" in line]
+        assert row.startswith("unreadable ")
+        assert f"a tuning's file, damaged ({reason}); rmsrepro status forget={name} removes it" in row
+    assert "there is no such sweep" in cli("status", "forget=../x").error
+    for name in ("x", "empty"):
+        forgot = cli("status", f"forget={name}")
+        assert forgot.out == f"forgot the tuning {name}; what its runs recorded stays\n"
+    assert sorted(path.name for path in Path("outputs").rglob("*")) == ["runs", "tunings"]
+    assert cli("status").out == "0 completed, 0 running, 0 failed, 0 left\n"
+
+
 def test_commands_that_are_told_can_be_pasted(cli: Run, language_model: Trained) -> None:
     """In a folder whose name means something to a shell, and with data of such a name."""
     folder, text = Path("it's my $runs"), Path("a = b.txt")
