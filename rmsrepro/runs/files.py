@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from typing import Any
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
 
+    What is no text in UTF-8 (a lone surrogate, as in a path of other bytes) is written as its escape.
+
     Args:
         durable: whether that holds for a crash of the machine too, which takes several milliseconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             if durable:
                 file.flush()
@@ -30,8 +33,15 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Serialise with non-finite floats as the strings "nan", "inf" and "-inf": strict JSON."""
-    return json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """Serialise with non-finite floats as the strings "nan", "inf" and "-inf": strict JSON.
+
+    Lone surrogates are written as JSON's escapes of them, so that every result can be encoded.
+    """
+    text = json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _strict(value: Any) -> Any:

@@ -33,10 +33,13 @@ def status(overrides: list[Override]) -> int:
     """Show how far the runs of an output folder are."""
     from rich.live import Live
 
+    from rmsrepro.runs.disk import in_the_way
     from rmsrepro.runs.status import read_status
 
     options = only_options(StatusVerb, overrides, "status")
     folder = expanded(options.out_dir)
+    if (reason := in_the_way(folder)) is not None:
+        raise UserError(f"out_dir={folder}: {reason}; name the folder that holds runs/: out_dir=DIR")
     if options.forget is not None:
         return _forget(folder, options.forget)
     if not (folder / "runs").is_dir():
