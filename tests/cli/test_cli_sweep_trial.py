@@ -232,6 +232,72 @@ def test_giving_up_a_sweep(cli: Run) -> None:
     assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
 
 
+ODD = """\
+from torch import nn
+
+
+class Odd(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.training and self.calls > 50:
+            raise RuntimeError("no \\ud800 more")
+        return x
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file system takes names of any bytes")
+def test_text_that_is_no_utf8(program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the name of the folder, in an error, and in a record: shown and written as escapes."""
+    folder = Path(os.fsdecode(b"\xff x"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("the file system takes no such names")
+    monkeypatch.chdir(folder)
+    Path("odd.py").write_text(ODD)
+    job = [*LM, "model=gru", "trainer.max_steps=12", "tracker=none"]
+    failed = program("train", *job, "norm=odd:Odd")
+    assert failed.code == 1, failed.err
+    assert r"RuntimeError: no \ud800 more" in failed.out
+    [(run_id, record)] = records().items()
+    assert (record["status"], record["error"]) == ("failed", "RuntimeError: no \ud800 more")
+    assert r"no \ud800 more" in Path(f"outputs/runs/{run_id}/error.txt").read_text()
+    swept = program("sweep", *job, "norm=rmsnorm,odd:Odd")
+    assert swept.code == 1, swept.err
+    assert swept.out.count(r"RuntimeError: no \ud800 more") == 2  # when it fails, and at the end
+    assert sorted(one["status"] for one in records().values()) == ["completed", "failed"]
+    status = program("status")
+    assert status.code == 0
+    assert status.out.startswith("1 completed, 0 running, 1 failed, 0 left\n")
+    assert r"RuntimeError: no \ud800 more" in status.out
+    report = program("report")
+    assert report.code == 0, report.err
+    assert r"\udcff x/outputs/reports/all/index.html" in report.out
+    assert r"no \ud800 more" in Path("outputs/reports/all/index.html").read_text()
+    assert r"no \ud800 more" in Path("outputs/reports/all/results.csv").read_text()
+
+
+def test_no_text_in_any_field_of_a_record(cli: Run, language_model: Trained) -> None:
+    """Nor in the name of a norm, from which its colour is drawn, nor of a sweep that is given up."""
+    folder = Path("outputs/runs") / language_model.path.name
+    shutil.copytree(language_model.path, folder)
+    record = language_model.record
+    for key, value in record.items():
+        if isinstance(value, str):
+            (folder / "result.json").write_text(json.dumps({**record, key: "\ud800x"}))
+            for verb in ("status", "report"):
+                ran = cli(verb)
+                assert ran.code == 0, (key, ran.err)
+    Path("outputs/sweeps").mkdir()
+    Path("outputs/sweeps/a.json").write_text(json.dumps({"jobs": [{"run_id": "x"}], "study": "\ud800"}))
+    assert r"study \ud800: 1 left" in cli("status").out
+    assert cli("status", "forget=a").code == 0
+
+
 def test_damaged_tunings_are_named_and_removed(cli: Run) -> None:
     """Also one that was copied, whose id is that of a file elsewhere: nothing is written there."""
     Path("outputs/tunings").mkdir(parents=True)
