@@ -7,6 +7,7 @@ a verb needs it, so that `--help` answers at once.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -206,6 +207,7 @@ else in ~/.cache/rmsrepro. CXX names the compiler.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _print_anything()
     from rmsrepro.runs.interruption import Interrupted, ending_on_sigterm
 
     try:
@@ -243,6 +245,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(for_screen(f"error: {reason}"), file=sys.stderr)
         return 1
+
+
+def _print_anything() -> None:
+    """Show what the outputs' encoding lacks, such as a lone surrogate in a record, as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's is none
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _answer(arguments: list[str]) -> int:

@@ -63,7 +63,7 @@ def colour(norm: str) -> str:
     """A norm's colour, the same in every report; a plug-in's is drawn from its name."""
     if norm in COLOURS:
         return COLOURS[norm]
-    digest = hashlib.sha256(norm.encode()).digest()
+    digest = hashlib.sha256(norm.encode(errors="backslashreplace")).digest()
     return SPARE_COLOURS[digest[0] % len(SPARE_COLOURS)]
 
 

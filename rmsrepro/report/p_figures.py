@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from rmsrepro.report import formatting
+from rmsrepro.report import fields, formatting
 from rmsrepro.report.drawing import Figure, blank, error_bars, reach, safe
 from rmsrepro.report.savings import OverP
 from rmsrepro.report.scorecard import Row, Scorecard
@@ -94,12 +94,12 @@ def quality_over_p(card: Scorecard) -> list[Figure]:
 
 
 def _quality(row: Row) -> _Point | None:
-    p = row.arm.params.get("p", 1.0)
-    if row.difference is None or not math.isfinite(row.difference.mean) or not isinstance(p, int | float):
+    p = fields.number(row.arm.params.get("p", 1.0))
+    if row.difference is None or not math.isfinite(row.difference.mean) or not math.isfinite(p):
         return None
     d = row.difference
     words = f"{row.difference_text} {row.direction}; {row.verdict.text or row.pairs.text}"
-    return _Point(float(p), d.mean, d.low, d.high, words, True)
+    return _Point(p, d.mean, d.low, d.high, words, True)
 
 
 def _blank(parts: Sequence[float], height: int) -> go.Figure:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rmsrepro.config.study import cell_name
 from rmsrepro.norms.settings import whole
+from rmsrepro.report import fields
 from rmsrepro.report.formatting import NORM_TITLES, interval, join, number
 from rmsrepro.report.labels import telling
 from rmsrepro.report.parameters import Names, key_of
@@ -136,9 +137,8 @@ def _facts(time: StepTime) -> dict[str, Any]:
 
 
 def part_read(norm: str, params: Mapping[str, Any]) -> float | None:
-    """The part of a vector that a norm's statistic reads (p of pRMSNorm); None for a norm without p."""
-    p = whole(norm, params).get("p")
-    return float(p) if isinstance(p, int | float) else None
+    """The part of a vector that a norm's statistic reads: p of pRMSNorm, None without one."""
+    return p if math.isfinite(p := fields.number(whole(norm, params).get("p"))) else None
 
 
 # ------------------------------------------------------------------------------------------ what remains

@@ -21,7 +21,8 @@ from rmsrepro.report.load import load_records
 from rmsrepro.report.parameters import Names, names_of, settings_of
 from rmsrepro.report.records import Problem, RunRecord, State
 from rmsrepro.report.scorecard import Row, Scorecard, build_scorecard
-from rmsrepro.runs.tuning_record import PlannedRun, Point, TunedNorm, TuningRecord, read_tuning, tunings_dir
+from rmsrepro.runs.tuning_fields import Point
+from rmsrepro.runs.tuning_record import PlannedRun, TunedNorm, TuningRecord, read_tuning, tunings_dir
 
 TRIAL, FINAL, EARLIER = "trial of a tuning", "final run of a tuning", "of an earlier choice of a tuning"
 """What a run is to a tuning."""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -86,12 +87,23 @@ def check_writable(out_dir: str | Path, key: str = "out_dir") -> Path:
 
 def unwritable(folder: Path, error: OSError, key: str = "out_dir") -> UserError:
     """The error for a folder that nothing can be written to."""
-    in_the_way = None
-    with contextlib.suppress(OSError):  # a name may be too long to be looked for
-        above = (folder, *folder.parents)
-        in_the_way = next((one for one in above if one.exists() and not one.is_dir()), None)
-    if in_the_way is not None:
-        reason = f"{in_the_way} is a file, not a folder"
-    else:
-        reason = f"nothing can be written there ({error.strerror or error})"
+    file = Path(str(error.filename)) if error.filename else folder
+    if error.errno == errno.EISDIR and file != folder:
+        return UserError(f"{key}={folder}: {file} is a folder, where a file has to be; move it away")
+    reason = in_the_way(folder) or f"nothing can be written there ({error.strerror or error})"
     return UserError(f"{key}={folder}: {reason}; name a folder that you may write to: {key}=DIR")
+
+
+def in_the_way(folder: Path) -> str | None:
+    """Say what stands where `folder` or one above it would be, and is none; None where nothing does."""
+    for one in (folder, *folder.parents):
+        try:
+            mode = os.stat(one).st_mode
+        except OSError as error:  # it may not be looked at, or its name is too long: then those above tell
+            if os.path.islink(one) and error.errno == errno.ELOOP:
+                return f"{one} is a link that leads back to itself"
+            if os.path.islink(one) and error.errno == errno.ENOENT:
+                return f"{one} is a link to nothing ({os.readlink(one)} is not there)"
+            continue
+        return None if stat.S_ISDIR(mode) else f"{one} is a file, not a folder"
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from typing import Any
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
 
+    What is no text in UTF-8 (a lone surrogate, as in a path of other bytes) is written as its escape.
+
     Args:
         durable: whether that holds for a crash of the machine too, which takes several milliseconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             if durable:
                 file.flush()
@@ -30,8 +33,15 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Serialise with non-finite floats as the strings "nan", "inf" and "-inf": strict JSON."""
-    return json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """Serialise with non-finite floats as the strings "nan", "inf" and "-inf": strict JSON.
+
+    Lone surrogates are written as JSON's escapes of them, so that every result can be encoded.
+    """
+    text = json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _strict(value: Any) -> Any:
@@ -60,6 +70,15 @@ def number(value: Any, otherwise: float = 0.0) -> float:
     except (TypeError, ValueError, OverflowError):
         return otherwise
     return found if math.isfinite(found) else otherwise
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a record's text can be the name of one file or folder: an id that leads nowhere else."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return False
+    return 0 < size <= 255 and text not in (".", "..") and not any(letter in text for letter in "/\\\0")
 
 
 def remove_torn(folder: Path) -> None:

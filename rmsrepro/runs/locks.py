@@ -68,6 +68,8 @@ def _acquire(path: Path, record: dict[str, Any], guarded: bool) -> int | None:
     Returns:
         the open file, which holds the system's lock too; None: it is worth another try.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists():
         owner = read_json(path)
         if owner is not None and alive(owner, path):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmsrepro.runs.files import read_json, to_json, write_atomic
+from rmsrepro.runs.files import is_file_name, read_json, to_json, write_atomic
 from rmsrepro.runs.owners import alive, owner_record
 
 
@@ -84,7 +84,8 @@ def read_manifests(out_dir: Path) -> tuple[list[Manifest], list[Path]]:
         if content is None or not isinstance(jobs, list):
             damaged.append(path)
             continue
-        ids = [str(job["run_id"]) for job in jobs if isinstance(job, dict) and job.get("run_id")]
+        named = [str(job["run_id"]) for job in jobs if isinstance(job, dict) and job.get("run_id")]
+        ids = [run_id for run_id in named if is_file_name(run_id)]
         owner, started = content.get("owner"), content.get("started")
         found.append(
             Manifest(

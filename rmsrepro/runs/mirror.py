@@ -64,8 +64,8 @@ def rebuild(folder: Path, out_dir: Path) -> Path:
         )
         for row in read_metrics(folder / "metrics.jsonl"):
             tracker.log(row["step"], {name: value for name, value in row.items() if name != "step"})
-        metrics = record.get("metrics", {})
-        tracker.finish(str(record["status"]), numbers(metrics))
+        metrics = record.get("metrics")
+        tracker.finish(str(record["status"]), numbers(metrics) if isinstance(metrics, dict) else {})
         made = [*(staging / "wandb").glob("offline-run-*")]
         if problems or len(made) != 1:
             raise MirrorFailed(f"{run_id}: {problems[0] if problems else 'wandb has written nothing'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from rich.progress import (
 )
 
 from rmsrepro.runs.contention import is_contended
-from rmsrepro.runs.files import read_json
+from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.lost import stamp
 from rmsrepro.runs.reasons import DIVERGED
 from rmsrepro.runs.status import total_seconds
@@ -96,7 +97,7 @@ class Monitor:
         done = self._total - len(self._jobs)
         metrics, status = result.get("metrics"), str(result.get("status"))
         loss = metrics.get("val_loss") if isinstance(metrics, dict) else None
-        tail = f"  val_loss {loss:.4f}" if isinstance(loss, int | float) else ""
+        tail = f"  val_loss {number(loss, math.inf):.4f}" if isinstance(loss, int | float) else ""
         line = f"[{done}/{self._total}] {status} {run_id}{tail}  {total_seconds(result):.1f} s"
         if is_contended(result):
             line += " (contended)"

@@ -12,7 +12,7 @@ from rmsrepro.runs.contention import is_contended
 from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.manifests import Manifest, read_manifests
 from rmsrepro.runs.owners import alive
-from rmsrepro.runs.tuning_record import read_tunings
+from rmsrepro.runs.tuning_record import TuningRecord, read_tunings
 
 
 @dataclass
@@ -121,8 +121,12 @@ def read_status(out_dir: Path) -> Status:
     for path in damaged:
         note = f"a sweep's file, damaged; {forget_command(path.stem, out_dir)} removes it"
         now.rows.append(Row("unreadable", f"{path.parent.name}/{path.name}", "", note))
+    tunings, broken = read_tunings(out_dir)
+    for path, reason in broken.items():
+        note = f"a tuning's file, damaged ({reason}); {forget_command(path.stem, out_dir)} removes it"
+        now.rows.append(Row("unreadable", f"{path.parent.name}/{path.name}", "", note))
     now.sweeps = _sweeps(manifests, states, out_dir)
-    now.tunings = _tunings(manifests, now.sweeps, states, out_dir)
+    now.tunings = _tunings(tunings, manifests, now.sweeps, states, out_dir)
     now.contended = not by_kind[False]
     if finished_s := by_kind[now.contended]:
         workers = max(1, now.running)
@@ -191,14 +195,18 @@ def _sweeps(manifests: list[Manifest], states: dict[str, str], out_dir: Path) ->
 
 
 def _tunings(
-    manifests: list[Manifest], sweeps: list[SweepRow], states: dict[str, str], out_dir: Path
+    tunings: list[TuningRecord],
+    manifests: list[Manifest],
+    sweeps: list[SweepRow],
+    states: dict[str, str],
+    out_dir: Path,
 ) -> list[TuningRow]:
     """Return the tunings that ended between their stages, of which no sweep tells that anything is left."""
     told = {one.sweep_id for one in sweeps}
     covered = {run_id for one in manifests if one.sweep_id in told for run_id in one.run_ids}
     wanted = {run_id for one in manifests for run_id in one.run_ids}.union(states)
     rows = []
-    for record in read_tunings(out_dir):
+    for record in tunings:
         trials = {run_id for one in record.norms for run_id in one.trials}
         finals = {run_id for one in record.norms for run_id in one.finals}
         if covered.intersection(trials | finals):
@@ -206,7 +214,7 @@ def _tunings(
         undecided = any(one.undecided for one in record.norms)
         if undecided or finals - wanted:
             undone = "its best points are not chosen" if undecided else "its final runs are not begun"
-            rows.append(TuningRow(record.tuning_id, undone, record.command, out_dir))
+            rows.append(TuningRow(record.tuning_id, undone, _line(record.command), out_dir))
     return rows
 
 

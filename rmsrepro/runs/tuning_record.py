@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rmsrepro.config.errors import first_line
+from rmsrepro.runs import tuning_fields as fields
 from rmsrepro.runs.files import to_json, write_atomic
 from rmsrepro.runs.identity import slug
+from rmsrepro.runs.tuning_fields import Point
 
 SCHEMA_VERSION = 1
-Point = Mapping[str, float]
-"""Key of `optim` -> its value."""
 
 
 @dataclass(frozen=True)
@@ -150,17 +149,22 @@ def _plain(record: TuningRecord) -> dict[str, Any]:
 _TEXTS = ("tuning_id", "model", "task", "data", "metric", "command")
 
 
-def read_tunings(out_dir: Path) -> list[TuningRecord]:
-    """Return all tunings of an output folder; what is damaged is left out."""
-    found = []
+def read_tunings(out_dir: Path) -> tuple[list[TuningRecord], dict[Path, str]]:
+    """Return all tunings of an output folder, and the files that are damaged with what is wrong in each.
+
+    Nothing here raises for the content of a file.
+    """
+    found, damaged = [], {}
     for path in sorted(tunings_dir(out_dir).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
+        try:
             found.append(read_tuning(path))
-    return found
+        except (OSError, ValueError) as error:
+            damaged[path] = first_line(error)
+    return found, damaged
 
 
 def read_tuning(path: Path) -> TuningRecord:
-    """Read a tuning's file.
+    """Read a tuning's file: one that was copied, or that names anything outside of its folder, is damaged.
 
     Raises:
         OSError: it cannot be read.
@@ -173,22 +177,30 @@ def read_tuning(path: Path) -> TuningRecord:
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}, not a mapping")
     if content.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"schema_version {content.get('schema_version')!r}; {SCHEMA_VERSION} is read here")
-    points = tuple(_point(node, "points") for node in _list(content, "points"))
-    seeds = tuple(_whole(seed, "final_seeds") for seed in _list(content, "final_seeds"))
+        found = fields.shown(content.get("schema_version"))
+        raise ValueError(f"schema_version {found}; {SCHEMA_VERSION} is read here")
+    if (name := fields.text(content, "tuning_id")) != path.stem:
+        raise ValueError(f"tuning_id {fields.shown(name)} is not the file's name")
+    points = tuple(fields.point(node, "points") for node in fields.listed(content, "points"))
+    seeds = tuple(fields.whole(seed, "final_seeds") for seed in fields.listed(content, "final_seeds"))
     ranges = content.get("ranges")
     if not points or not isinstance(ranges, dict):
         raise ValueError("points or ranges are missing")
+    ends = fields.ranges(ranges)
+    if any(point.keys() != ends.keys() for point in points):
+        raise ValueError(f"points: each has a value of {', '.join(ends)}, and no other")
     margin = content.get("margin")
+    if margin is not None and fields.finite(margin, "margin") <= 0:
+        raise ValueError(f"margin: {fields.shown(margin)} is not above zero")
     return TuningRecord(
-        **{key: _text(content, key) for key in _TEXTS},
-        margin=None if margin is None else _number(margin, "margin"),
-        seed=_whole(content.get("seed"), "seed"),
+        **{key: fields.text(content, key) for key in _TEXTS},
+        margin=margin,
+        seed=fields.whole(content.get("seed"), "seed"),
         final_seeds=seeds,
-        ranges={str(key): _pair(ends, "ranges") for key, ends in ranges.items()},
+        ranges=ends,
         points=points,
-        norms=tuple(_norm(node, len(points), len(seeds)) for node in _list(content, "norms")),
-        superseded=tuple(_planned(node) for node in _list(content, "superseded")),
+        norms=tuple(_norm(node, len(points), len(seeds)) for node in fields.listed(content, "norms")),
+        superseded=tuple(_planned(node) for node in fields.listed(content, "superseded")),
     )
 
 
@@ -197,12 +209,12 @@ def _norm(node: Any, points: int, seeds: int) -> TunedNorm:
         raise ValueError("norms: an entry is no mapping")
     best = node.get("best")
     found = TunedNorm(
-        norm=_text(node, "norm"),
-        overrides=_texts(node, "overrides"),
-        trials=_texts(node, "trials"),
-        best=None if best is None else _whole(best, "best"),
-        why_none=_text(node, "why_none"),
-        finals=_texts(node, "finals"),
+        norm=fields.text(node, "norm"),
+        overrides=fields.texts(node, "overrides"),
+        trials=fields.run_ids(node, "trials"),
+        best=None if best is None else fields.whole(best, "best"),
+        why_none=fields.text(node, "why_none"),
+        finals=fields.run_ids(node, "finals"),
     )
     if len(found.trials) != points:
         raise ValueError(f"norms: {len(found.trials)} trials of {points} points")
@@ -214,49 +226,6 @@ def _norm(node: Any, points: int, seeds: int) -> TunedNorm:
 def _planned(node: Any) -> PlannedRun:
     if not isinstance(node, dict):
         raise ValueError("superseded: an entry is no mapping")
-    point = _point(node.get("point"), "superseded")
-    return PlannedRun(_text(node, "run_id"), _text(node, "norm"), _whole(node.get("seed"), "seed"), point)
-
-
-def _list(node: Mapping[str, Any], key: str) -> Sequence[Any]:
-    value = node.get(key)
-    if not isinstance(value, list):
-        raise ValueError(f"{key} is no list")
-    return value
-
-
-def _text(node: Mapping[str, Any], key: str) -> str:
-    value = node.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is no text")
-    return value
-
-
-def _texts(node: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    if not all(isinstance(value, str) for value in _list(node, key)):
-        raise ValueError(f"{key} holds what is no text")
-    return tuple(_list(node, key))
-
-
-def _number(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{key}: {value!r} is no finite number")
-    return value
-
-
-def _whole(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{key}: {value!r} is no whole number")
-    return value
-
-
-def _pair(value: Any, key: str) -> tuple[float, float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{key}: {value!r} is no pair of numbers")
-    return _number(value[0], key), _number(value[1], key)
-
-
-def _point(value: Any, key: str) -> Point:
-    if not isinstance(value, dict) or not value:
-        raise ValueError(f"{key}: {value!r} is no point")
-    return {str(name): _number(one, key) for name, one in value.items()}
+    point = fields.point(node.get("point"), "superseded")
+    seed = fields.whole(node.get("seed"), "seed")
+    return PlannedRun(fields.run_id(node.get("run_id"), "superseded"), fields.text(node, "norm"), seed, point)

@@ -17,9 +17,10 @@ from scipy.stats import qmc
 from rmsrepro.config.overrides import Override
 from rmsrepro.config.study import StudyConfig, higher_is_better
 from rmsrepro.config.tuning import TUNED, Range, TuningConfig
-from rmsrepro.runs.files import read_json
+from rmsrepro.runs.files import number, read_json
 from rmsrepro.runs.planning import Job
-from rmsrepro.runs.tuning_record import Point, TunedNorm, TuningRecord, tuning_id
+from rmsrepro.runs.tuning_fields import Point
+from rmsrepro.runs.tuning_record import TunedNorm, TuningRecord, tuning_id
 
 ENDED = ("completed", "diverged", "failed")
 
@@ -121,4 +122,4 @@ def trial_value(folder: Path, metric: str, max_steps: int) -> float:
     whole = record.get("status") == "completed" and isinstance(steps, int) and steps >= max_steps
     if not whole or isinstance(value, bool) or not isinstance(value, int | float):
         return worst
-    return float(value) if math.isfinite(value) else worst
+    return number(value, worst)

@@ -33,10 +33,13 @@ def status(overrides: list[Override]) -> int:
     """Show how far the runs of an output folder are."""
     from rich.live import Live
 
+    from rmsrepro.runs.disk import in_the_way
     from rmsrepro.runs.status import read_status
 
     options = only_options(StatusVerb, overrides, "status")
     folder = expanded(options.out_dir)
+    if (reason := in_the_way(folder)) is not None:
+        raise UserError(f"out_dir={folder}: {reason}; name the folder that holds runs/: out_dir=DIR")
     if options.forget is not None:
         return _forget(folder, options.forget)
     if not (folder / "runs").is_dir():
@@ -113,15 +116,17 @@ def _forget(out_dir: Path, given: str) -> int:
 
     manifests, damaged = read_manifests(out_dir)
     sweeps = {path.stem: path for path in [*(one.path for one in manifests), *damaged]}
-    tunings = {one.tuning_id: one for one in read_tunings(out_dir)}
+    records, broken = read_tunings(out_dir)
+    tunings = {one.tuning_id: one for one in records}
+    damaged_tunings = {path.stem: path for path in broken}
     now = read_status(out_dir)
     left = [row.tuning_id for row in now.tunings]
     if given == "abandoned":
         chosen = [*(row.sweep_id for row in now.sweeps if not row.live), *left]
-    elif given in sweeps or given in left:
+    elif given in sweeps or given in left or given in damaged_tunings:
         chosen = [given]
     else:
-        known = [*sweeps, *left]
+        known = [*sweeps, *left, *damaged_tunings]
         hint = nearest(given, ["abandoned", *known])
         names = ", ".join(known) or "none in this folder"
         raise UserError(
@@ -133,6 +138,8 @@ def _forget(out_dir: Path, given: str) -> int:
     for name in chosen:
         if name in sweeps:
             sweeps[name].unlink(missing_ok=True)
+        elif name in damaged_tunings:
+            damaged_tunings[name].unlink(missing_ok=True)
         else:
             give_up_tuning(out_dir, tunings[name])
         say(f"forgot the {'sweep' if name in sweeps else 'tuning'} {name}; what its runs recorded stays")

@@ -90,6 +90,15 @@ def test_folders_of_one_second_are_all_of_the_run(tmp_path: Path) -> None:
     assert [path.name for path in mirrors(tmp_path, "lm-one-abc")] == names
 
 
+def test_damaged_metrics_are_no_metrics(cli: Run) -> None:
+    assert cli("train", *SHORT, "tracker=none").code == 0
+    [(run_id, record)] = records().items()
+    Path("outputs/runs", run_id, "result.json").write_text(json.dumps({**record, "metrics": [1]}))
+    ran = cli("export", "wandb")
+    assert ran.code == 0, ran.out + ran.err
+    assert mirrored(run_id) == rows(run_id)
+
+
 def test_what_cannot_be_exported(cli: Run) -> None:
     assert "no runs there" in cli("export", "wandb").error
     folder = Path("outputs/runs/one")

@@ -232,6 +232,99 @@ def test_giving_up_a_sweep(cli: Run) -> None:
     assert cli("status", "forget=abandoned").out == "no sweep is abandoned\n"
 
 
+ODD = """\
+from torch import nn
+
+
+class Odd(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.training and self.calls > 20:
+            raise RuntimeError("no \\ud800 more")
+        return x
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file system takes names of any bytes")
+def test_text_that_is_no_utf8(cli: Run, program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the name of the folder, in an error, and in a record: shown and written as escapes."""
+    folder = Path(os.fsdecode(b"\xff x"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("the file system takes no such names")
+    monkeypatch.chdir(folder)
+    Path("odd.py").write_text(ODD)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    job = [*LM, "model=gru", "trainer.max_steps=8", "tracker=none"]
+    failed = cli("train", *job, "norm=odd:Odd")
+    assert failed.code == 1, failed.err
+    assert r"RuntimeError: no \ud800 more" in failed.out
+    [(run_id, record)] = records().items()
+    assert (record["status"], record["error"]) == ("failed", "RuntimeError: no \ud800 more")
+    assert r"no \ud800 more" in Path(f"outputs/runs/{run_id}/error.txt").read_text()
+    swept = cli("sweep", *job, "norm=rmsnorm,odd:Odd")
+    assert swept.code == 1, swept.err
+    assert swept.out.count(r"RuntimeError: no \ud800 more") == 2  # when it fails, and at the end
+    assert sorted(one["status"] for one in records().values()) == ["completed", "failed"]
+    status = program("status")  # whose output is strict until it says otherwise
+    assert status.code == 0
+    assert status.out.startswith("1 completed, 0 running, 1 failed, 0 left\n")
+    assert r"RuntimeError: no \ud800 more" in status.out
+    report = cli("report")
+    assert report.code == 0, report.err
+    assert r"\udcff x/outputs/reports/all/index.html" in report.out
+    assert r"no \ud800 more" in Path("outputs/reports/all/index.html").read_text()
+    assert r"no \ud800 more" in Path("outputs/reports/all/results.csv").read_text()
+    sys.modules.pop("odd", None)
+
+
+def test_no_text_in_any_field_of_a_record(cli: Run, language_model: Trained) -> None:
+    """Nor in the name of a norm, from which its colour is drawn, nor of a sweep that is given up."""
+    folder = Path("outputs/runs") / language_model.path.name
+    shutil.copytree(language_model.path, folder)
+    record = language_model.record
+    for key, value in record.items():
+        if isinstance(value, str):
+            (folder / "result.json").write_text(json.dumps({**record, key: "\ud800x"}))
+            for verb in ("status", "report"):
+                ran = cli(verb)
+                assert ran.code == 0, (key, ran.err)
+    Path("outputs/sweeps").mkdir()
+    Path("outputs/sweeps/a.json").write_text(json.dumps({"jobs": [{"run_id": "x"}], "study": "\ud800"}))
+    assert r"study \ud800: 1 left" in cli("status").out
+    assert cli("status", "forget=a").code == 0
+
+
+def test_damaged_tunings_are_named_and_removed(cli: Run) -> None:
+    """Also one that was copied, whose id is that of a file elsewhere: nothing is written there."""
+    Path("outputs/tunings").mkdir(parents=True)
+    Path("outputs/runs").mkdir()
+    copied = json.dumps({"schema_version": 1, "tuning_id": "../x"})
+    for name, content in (("x", copied), ("empty", "{}")):
+        Path(f"outputs/tunings/{name}.json").write_text(content)
+    told = cli("status")
+    assert told.code == 0
+    for name, reason in (
+        ("x", "tuning_id '../x' is not the file's name"),
+        ("empty", "schema_version None; 1 is read here"),
+    ):
+        [row] = [line for line in told.out.splitlines() if f"tunings/{name}.json" in line]
+        assert row.startswith("unreadable ")
+        assert f"a tuning's file, damaged ({reason}); rmsrepro status forget={name} removes it" in row
+    assert "there is no such sweep" in cli("status", "forget=../x").error
+    for name in ("x", "empty"):
+        forgot = cli("status", f"forget={name}")
+        assert forgot.out == f"forgot the tuning {name}; what its runs recorded stays\n"
+    assert sorted(path.name for path in Path("outputs").rglob("*")) == ["runs", "tunings"]
+    assert cli("status").out == "0 completed, 0 running, 0 failed, 0 left\n"
+
+
 def test_commands_that_are_told_can_be_pasted(cli: Run, language_model: Trained) -> None:
     """In a folder whose name means something to a shell, and with data of such a name."""
     folder, text = Path("it's my $runs"), Path("a = b.txt")

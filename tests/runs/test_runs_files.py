@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs.clocks import NAMES, Clocks
-from rmsrepro.runs.files import to_json, write_atomic
+from rmsrepro.runs.disk import unwritable
+from rmsrepro.runs.files import is_file_name, to_json, write_atomic
 from rmsrepro.runs.identity import identify, slug
 from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.owners import owner_record
@@ -108,6 +109,36 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_json_is_strict_about_floats() -> None:
     text = to_json({"a": math.nan, "b": [math.inf, -math.inf], "c": 1.5})
     assert json.loads(text) == {"a": "nan", "b": ["inf", "-inf"], "c": 1.5}
+
+
+def test_what_is_no_text_is_written_as_its_escape(tmp_path: Path) -> None:
+    odd = {"a": "\ud800x", "\udcff": ["ü \\ud800"]}
+    write_atomic(tmp_path / "a.json", to_json(odd))
+    assert (tmp_path / "a.json").read_bytes().decode().splitlines()[1] == r'  "a": "\ud800x",'
+    assert json.loads((tmp_path / "a.json").read_text()) == odd
+    write_atomic(tmp_path / "a.txt", "no \udcff, ü")
+    assert (tmp_path / "a.txt").read_bytes() == "no \\udcff, ü".encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a-b.c", True), ("..a", True), ("ü" * 127, True), ("ü" * 128, False), ("", False), (".", False),
+     ("..", False), ("../a", False), ("a/b", False), ("a\\b", False), ("a\0", False), ("\ud800", False)],
+)  # fmt: skip
+def test_what_is_the_name_of_a_file(text: str, expected: bool) -> None:
+    assert is_file_name(text) is expected
+
+
+def test_a_folder_is_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(IsADirectoryError) as refused, lock(path):
+            pass
+        assert refused.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == [path]
+    words = str(unwritable(tmp_path, refused.value))
+    assert words == f"out_dir={tmp_path}: {path} is a folder, where a file has to be; move it away"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

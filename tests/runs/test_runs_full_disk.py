@@ -254,6 +254,29 @@ def test_a_folder_that_cannot_be_written(place: str) -> None:
     assert list(Path().iterdir()) == [Path("file")]
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("nothing", "nothing is a link to nothing (gone is not there)"),
+        ("nothing/outputs", "nothing is a link to nothing (gone is not there)"),
+        ("itself", "itself is a link that leads back to itself"),
+        ("itself/outputs", "itself is a link that leads back to itself"),
+        ("file/outputs", "file is a file, not a folder"),
+    ],
+)
+def test_what_stands_in_the_way_is_named(place: str, reason: str, capsys: Any) -> None:
+    Path("file").touch()
+    Path("nothing").symlink_to("gone")
+    Path("itself").symlink_to("itself")
+    with pytest.raises(UserError) as refused:
+        check_writable(place)
+    again = "name a folder that you may write to: out_dir=DIR"
+    assert str(refused.value) == f"out_dir={place}: {reason}; {again}"
+    assert main(["status", f"out_dir={place}"]) == 2
+    assert f"out_dir={place}: {reason}; name the folder that holds runs/" in capsys.readouterr().err
+    assert len(list(Path().iterdir())) == 3
+
+
 def test_a_folder_that_can_be_written_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_writable("a/b") == Path("a/b")
     assert list(Path().iterdir()) == []

@@ -101,6 +101,15 @@ def test_damaged_fields_cost_nothing_but_themselves(tmp_path: Path) -> None:
     assert "1 unreadable" in now.headline
 
 
+def test_a_sweep_wants_no_run_whose_id_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "sweeps").mkdir()
+    jobs = [{"run_id": one} for one in ("a", "../b", "c" * 5000, "d\0", "\ud800")]
+    (tmp_path / "sweeps" / "s.json").write_text(json.dumps({"owner": owner_record(), "jobs": jobs}))
+    now = read_status(tmp_path)
+    assert now.rows == [Row("waiting", "a")]
+    assert now.left == 1
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(
     st.dictionaries(

@@ -14,7 +14,14 @@ from rmsrepro.config.schema import TrainConfig
 from rmsrepro.config.tuning import Range, TuningConfig
 from rmsrepro.runs.files import to_json
 from rmsrepro.runs.planning import Job
-from rmsrepro.runs.tuning_record import TunedNorm, TuningRecord, read_tuning, tuning_id, write_tuning
+from rmsrepro.runs.tuning_record import (
+    TunedNorm,
+    TuningRecord,
+    read_tuning,
+    read_tunings,
+    tuning_id,
+    write_tuning,
+)
 from rmsrepro.runs.tunings import Contestant, draw_points, trial_value
 
 RANGES = {
@@ -80,6 +87,7 @@ def test_there_is_no_best_without_a_number_or_before_all_have_ended() -> None:
         ({"status": "completed", "steps": 8, "metrics": {"val_loss": "nan"}}, math.inf),
         ({"status": "completed", "steps": 8, "metrics": {}}, math.inf),
         ({"status": "completed", "steps": 8, "metrics": None}, math.inf),
+        ({"status": "completed", "steps": 8, "metrics": {"val_loss": 10**400}}, math.inf),
         ({"status": "completed", "steps": 7, "metrics": {"val_loss": 2.5}}, math.inf),
         ({"status": "diverged", "steps": 8, "metrics": {"val_loss": 2.5}}, math.inf),
         ({"status": "failed", "steps": 8, "metrics": {"val_loss": 2.5}}, math.inf),
@@ -148,6 +156,18 @@ def test_the_name_does_not_hang_on_the_order_of_the_norms() -> None:
         ({"norms": [{"norm": 3}]}, "norm is no text"),
         ({"metric": None}, "metric is no text"),
         ({"superseded": ["x"]}, "no mapping"),
+        ({"tuning_id": "../x"}, "tuning_id '../x' is not the file's name"),
+        ({"tuning_id": "another"}, "tuning_id 'another' is not the file's name"),
+        ({"margin": 10**400}, "margin: 10{56}[.]{3} is no finite number"),
+        ({"margin": 0}, "margin: 0 is not above zero"),
+        ({"points": [{"lr": 10**400}, {"lr": 1}]}, "no finite number"),
+        ({"ranges": {"lr": [1, 10**400]}}, "no finite number"),
+        ({"ranges": {"lr": [1e-3, 1e-2], "weight_decay": [1e-3, 1e-2]}}, "of lr, weight_decay, and no other"),
+        ({"points": [{"lr": 2e-3}, {"lr": 5e-3, "weight_decay": 0.1}]}, "a value of lr, and no other"),
+        ({"ranges": {"lr": [1e-2, 1e-3]}}, "lr cannot be from 0.01 to 0.001"),
+        ({"ranges": {"lr": [0, 1e-3]}}, "lr cannot be from 0 to 0.001"),
+        ({"ranges": {"eps": [1e-3, 1e-2]}}, "'eps' is none of lr, warmup_steps, weight_decay"),
+        ({"superseded": [{"run_id": "../a", "norm": "x", "seed": 0, "point": {"lr": 1}}]}, "no run's id"),
     ],
 )
 def test_a_record_is_not_trusted(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -165,6 +185,34 @@ def test_a_norm_of_a_record_is_not_trusted(tmp_path: Path, change: dict[str, obj
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"norms|best"):
         read_tuning(path)
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "../a", "a/b", "a\\b", "a\0", "a" * 5000, "\ud800"])
+def test_a_run_of_a_record_is_one_folder(tmp_path: Path, run_id: str) -> None:
+    path = write_tuning(tmp_path, RECORD)
+    whole = json.loads(path.read_text())
+    for key in ("trials", "finals"):
+        content = json.loads(path.read_text())
+        content["norms"][0][key][1] = run_id
+        (tmp_path / path.name).write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"{key}: .* is no run's id") as refused:
+            read_tuning(tmp_path / path.name)
+        assert len(str(refused.value)) < 100
+    (tmp_path / path.name).write_text(json.dumps(whole))
+    assert read_tuning(tmp_path / path.name) == RECORD
+
+
+def test_damaged_records_are_named(tmp_path: Path) -> None:
+    path = write_tuning(tmp_path, RECORD)
+    copied, empty = path.with_name("copied.json"), path.with_name("empty.json")
+    copied.write_bytes(path.read_bytes())
+    empty.write_text("{}")
+    found, damaged = read_tunings(tmp_path)
+    assert found == [RECORD]
+    assert damaged == {
+        copied: "tuning_id 'lm-pydoc-gru-0' is not the file's name",
+        empty: "schema_version None; 1 is read here",
+    }
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000])
