@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,18 @@ def end(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     return weights, [{key: value for key, value in row.items() if key != "train_seconds"} for row in rows]
 
 
-@pytest.mark.parametrize("damage", ["newest", "both"])
+def flip_a_byte(file: Path) -> None:
+    """Change one byte in the middle of the largest tensor."""
+    with zipfile.ZipFile(file) as archive:
+        part = max(archive.infolist(), key=lambda one: one.file_size)
+        tensor = archive.read(part)
+    content = bytearray(file.read_bytes())
+    place = content.index(tensor) + len(tensor) // 2
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["newest", "both", "a byte"])
 def test_a_damaged_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     straight = train(make_config("gru", "translation", *OPTIONS, "out_dir=straight"), console=QUIET)
     config = make_config("gru", "translation", *OPTIONS)
@@ -72,7 +84,12 @@ def test_a_damaged_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch
         2,
     ]
     content = (folder / "last.ckpt").read_bytes()
-    (folder / "last.ckpt").write_bytes(content[: len(content) // 2])
+    if damage == "a byte":
+        flip_a_byte(folder / "last.ckpt")
+        torch.load(folder / "last.ckpt")  # does not notice it
+    else:
+        (folder / "last.ckpt").write_bytes(content[: len(content) // 2])
+    damaged = (folder / "last.ckpt").read_bytes()
     if damage == "both":
         (folder / "previous.ckpt").write_bytes(b"")
     (folder / "last.ckpt.tmp").write_bytes(b"half")  # what a kill leaves
@@ -80,16 +97,20 @@ def test_a_damaged_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch
     said = Console(record=True, width=400)
     resumed = train(config, console=said)
     text = said.export_text()
-    assert "last.ckpt: cannot be read as a checkpoint (it is cut off: its end is missing)" in text
-    then = "going on from previous.ckpt" if damage == "newest" else "starting anew"
-    assert f"it is kept as damaged.ckpt; {then}" in text
-    assert ("resumed at step 2" in text) == (damage == "newest")
+    reason = "damaged: the checksum of its part" if damage == "a byte" else "it is cut off: its end is missing)"
+    assert f"last.ckpt: cannot be read as a checkpoint ({reason}" in text
+    both = damage == "both"
+    assert "it is kept as damaged-last.ckpt; going on from previous.ckpt" in text
+    assert ("it is kept as damaged-previous.ckpt; starting anew" in text) == both
+    assert ("resumed at step 2" in text) == (not both)
     assert resumed.status == "completed"
     found, expected = end(resumed.path), end(straight.path)
     assert all(torch.equal(value, found[0][name]) for name, value in expected[0].items())
     assert found[1] == expected[1]
     names = {path.name for path in folder.iterdir()}
-    assert names == {"last.ckpt", "previous.ckpt", "damaged.ckpt"}
+    assert names - {"damaged-previous.ckpt"} == {"last.ckpt", "previous.ckpt", "damaged-last.ckpt"}
+    assert ("damaged-previous.ckpt" in names) == both
+    assert (folder / "damaged-last.ckpt").read_bytes() == damaged
     assert not list(resumed.path.glob(".*"))
 
 
