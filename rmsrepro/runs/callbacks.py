@@ -109,6 +109,7 @@ class RunCallback(L.Callback):
         checkpoint[STATE_KEY] = {
             **self._payload,
             "pending_row": self._log.pending,
+            "rows": list(self._log.written),
             **own,
             "divergence": self._divergence.state_dict(),
             "step": trainer.global_step,

@@ -14,9 +14,6 @@ LAST = "last.ckpt"
 """The newest checkpoint."""
 PREVIOUS = "previous.ckpt"
 """The one before, for the case that the newest is damaged."""
-DAMAGED = "damaged.ckpt"
-"""What could not be read."""
-
 _WRITTEN = "last.ckpt.tmp"
 
 
@@ -92,9 +89,13 @@ def discard_unfinished(folder: Path) -> None:
     checkpoint_to_write(folder).with_name(f"{PREVIOUS}.tmp").unlink(missing_ok=True)
 
 
-def set_aside(file: Path) -> Path:
-    """Rename a checkpoint that cannot be read, so that none that can is replaced by it; return its name."""
-    aside = file.with_name(DAMAGED)
+def set_aside(file: Path, why: str = "damaged") -> Path:
+    """Rename a checkpoint that cannot be gone on from, so that none that can is replaced by it.
+
+    Returns:
+        Where it is: `damaged-last.ckpt`, say; one that was there before is replaced.
+    """
+    aside = file.with_name(f"{why}-{file.name}")
     file.replace(aside)
     return aside
 

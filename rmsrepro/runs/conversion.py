@@ -114,6 +114,7 @@ def _content(source: Checkpoint, config: TrainConfig, conversion: Conversion, na
         "run_id": name,
         "config": plain(config),
         "pending_row": None,
+        "rows": None,
         "training_buffer": {"losses": [], "update": {}},
         "converted_from": {"run_id": source.run_id, "norm": plain(source.config.norm), "step": source.step},
     }

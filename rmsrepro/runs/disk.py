@@ -34,7 +34,7 @@ def explain_full(error: BaseException, folder: Path, then: str = GOES_ON) -> str
 
     Args:
         folder: of the run; where `error` names another file, it is that one's disk.
-        then: what follows on making room.
+        then: what follows on doing so.
     """
     full = disk_full(error)
     if full is None or full.errno is None:
@@ -44,9 +44,12 @@ def explain_full(error: BaseException, folder: Path, then: str = GOES_ON) -> str
     with contextlib.suppress(OSError):
         usage = shutil.disk_usage(place)
         free = f" ({usage.free / 1e6:.0f} MB free of {usage.total / 1e6:.0f} MB)"
+    advice = "Make room there, or"
+    if full.errno == errno.EFBIG:  # however much room there is
+        free, advice = "", "Raise the limit (ulimit -f unlimited), or, if it is the file system's,"
     return (
-        f"{full.strerror or 'cannot write'}: the disk of {place}{free} {_REASONS[full.errno]}. Make room "
-        f"there, or move the outputs to another disk and name it by out_dir=DIR; {then}"
+        f"{full.strerror or 'cannot write'}: the disk of {place}{free} {_REASONS[full.errno]}. {advice} "
+        f"move the outputs to another disk and name it by out_dir=DIR; {then}"
     )
 
 

@@ -122,11 +122,13 @@ class Rounds(Generic[T]):
         """Wait for the runs that other processes are at work on; return those that are then free."""
         free = []
         for job in busy:
-            owner = read_json(self._folder / job.run_id / "lock.json") or {}
+            path = self._folder / job.run_id / "lock.json"
+            owner = read_json(path) or {}
             if owner.get("pid") == os.getpid():
                 continue  # waiting for oneself would never end
-            self._say(f"waiting for {job.run_id}: process {owner.get('pid')} is at work on it")
-            _wait_for(self._folder / job.run_id)
+            if alive(owner, path):  # else it has ended meanwhile
+                self._say(f"waiting for {job.run_id}: process {owner.get('pid')} is at work on it")
+                _wait_for(self._folder / job.run_id)
             free.append(job)
         return free
 

@@ -57,16 +57,21 @@ class KilledAgain(RuntimeError):
 
 
 def explain(error: BaseException) -> str:
-    """Say what went wrong and, where it is known, what to do."""
-    text = str(error).strip() or type(error).__name__
+    """Say what went wrong and, where it is known, what to do; in text that any file can hold."""
+    name, text = type(error).__name__, str(error).strip()
     if isinstance(error, UserError | WorkerLost | KilledAgain):
-        return text
-    return known_reason(error) or f"{type(error).__name__}: {first_line(error)}"
+        return _writable(text or name)
+    return known_reason(error) or (_writable(f"{name}: {first_line(text)}") if text else name)
+
+
+def _writable(text: str) -> str:
+    """Spell out lone surrogates, which UTF-8 does not have."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def known_reason(error: BaseException) -> str | None:
     """Say what went wrong and what to do, where it is one of the usual causes; else None."""
-    return next((reason for one in causes(error) if (reason := _known(one))), None)
+    return next((_writable(reason) for one in causes(error) if (reason := _known(one))), None)
 
 
 def _known(error: BaseException) -> str | None:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ class MetricsLog:
         self._path = path
         self._file: io.FileIO | None = None
         self._pending = dict(pending) if keep_to_step is not None and pending else None
+        self._written = count_rows([])
         if keep_to_step is not None and path.exists():
-            held = self._pending["step"] if self._pending else None
-            rows = [row for row in read_metrics(path) if row["step"] <= keep_to_step and row["step"] != held]
+            rows = rows_before(path, keep_to_step, self._pending)
+            self._written = count_rows(rows)
             write_atomic(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
         elif path.exists():
             path.unlink()
@@ -55,6 +57,11 @@ class MetricsLog:
     def pending(self) -> dict[str, Any] | None:
         """A copy of the row that is held back."""
         return dict(self._pending) if self._pending is not None else None
+
+    @property
+    def written(self) -> list[int]:
+        """How many rows are in the file, and the step of the last, as `count_rows` tells them."""
+        return list(self._written)
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Merge `values` into the row of `step`.
@@ -104,6 +111,9 @@ class MetricsLog:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), begin)
             raise
+        count, last = self._written
+        step = self._pending["step"]
+        self._written = [count + (step != last), step]
         self._pending = None
 
 
@@ -111,6 +121,7 @@ class NoLog:
     """The log of a process that writes no records (one of several that train a run together)."""
 
     pending: dict[str, Any] | None = None
+    written: Sequence[int] = ()
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Nothing."""
@@ -132,6 +143,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.setdefault(row["step"], {}).update({key: parse_number(value) for key, value in row.items()})
     return [rows[step] for step in sorted(rows)]
+
+
+def rows_before(path: Path, step: int, pending: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the rows that were in a `metrics.jsonl` when a checkpoint was written.
+
+    Args:
+        step: of the checkpoint.
+        pending: the row that the checkpoint holds; the file may have got it later.
+    """
+    held = pending["step"] if pending else None
+    return [row for row in read_metrics(path) if row["step"] <= step and row["step"] != held]
+
+
+def count_rows(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the number of rows and the step of the last (-1: there is none)."""
+    return [len(rows), rows[-1]["step"] if rows else -1]
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:

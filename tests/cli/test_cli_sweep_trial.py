@@ -183,15 +183,21 @@ def test_a_damaged_checkpoint_is_named(cli: Run, language_model: Trained) -> Non
 
     raw = language_model.checkpoint.read_bytes()
     content = torch.load(language_model.checkpoint, weights_only=True)
+    largest = max(content["state_dict"].values(), key=torch.numel).numpy().tobytes()
+    middle = raw.index(largest) + len(largest) // 2
+    flipped = raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
     file = Path("last.ckpt")
     for damaged in (
         raw[: len(raw) // 2],
         raw[:1000] + bytes(1000) + raw[2000:],
         b"",
         b"PK\x03\x04" + raw[400:],
+        flipped,
     ):
         file.write_bytes(damaged)
-        assert cli("eval", "ckpt=last.ckpt").error.startswith("ckpt=last.ckpt: ")
+        ran = cli("eval", "ckpt=last.ckpt")
+        assert ran.code == 2
+        assert ran.error.startswith("ckpt=last.ckpt: ")
     for state in (None, 1, {}, {**content["rmsrepro"], "config": {}}, {**content["rmsrepro"], "step": "x"}):
         torch.save({**content, "rmsrepro": state}, file)
         assert "ckpt=last.ckpt: " in cli("sample", "ckpt=last.ckpt").error

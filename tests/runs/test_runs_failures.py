@@ -75,7 +75,11 @@ THERE = "if that is its name there"
             "change the permissions, or set another out_dir",
         ),
         (UserError("train.txt: damaged\nmore"), "train.txt: damaged\nmore", ""),
-        (ZeroDivisionError(), "ZeroDivisionError: ZeroDivisionError", ""),
+        (ZeroDivisionError(), "ZeroDivisionError", ""),
+        (AssertionError("  "), "AssertionError", ""),
+        (RuntimeError("a \ud800 b"), "RuntimeError: a \\ud800 b", ""),
+        (UserError("a \udcff b"), "a \\udcff b", ""),
+        (MemoryError("\ud800"), "out of memory: \\ud800; ", SMALLER),
         (RuntimeError("first\nsecond"), "RuntimeError: first", ""),
     ],
 )  # fmt: skip
@@ -213,6 +217,22 @@ def test_a_run_of_another_process_is_waited_for(tmp_path: Path, monkeypatch: pyt
     Rounds(launch, tmp_path, lambda *rest: {}, told.append).run(jobs)
     assert (job.status, calls) == ("completed", [["a"], ["a"]])
     assert told == [f"waiting for a: process {os.getppid()} is at work on it"]
+
+
+@pytest.mark.parametrize("owner", [None, DEAD])
+def test_a_run_that_another_process_has_left_is_not_waited_for(tmp_path: Path, owner: Any) -> None:
+    (tmp_path / "a").mkdir()
+    if owner:
+        (tmp_path / "a" / "lock.json").write_text(json.dumps(owner))
+    told: list[str] = []
+    ends = ["completed", "busy"]
+
+    def launch(jobs: Any, alone: bool) -> list[End]:
+        return [{"run_id": "a", "status": ends.pop(), "error": None, "seconds": 0.0}]
+
+    (job,) = jobs = [Job("a")]
+    Rounds(launch, tmp_path, lambda *rest: {}, told.append).run(jobs)
+    assert (job.status, told) == ("completed", [])
 
 
 # ----------------------------------------------------------------------------------------- sweeps

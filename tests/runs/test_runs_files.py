@@ -22,7 +22,7 @@ from rmsrepro.runs.files import is_file_name, to_json, write_atomic
 from rmsrepro.runs.identity import identify, slug
 from rmsrepro.runs.locks import Locked, lock
 from rmsrepro.runs.owners import owner_record
-from rmsrepro.runs.records import MetricsLog, read_metrics, write_csv
+from rmsrepro.runs.records import MetricsLog, count_rows, read_metrics, write_csv
 
 Make = Callable[..., TrainConfig]
 
@@ -67,10 +67,14 @@ def test_rows_are_in_the_file_before_the_log_is_closed(tmp_path: Path) -> None:
         # All but the row that is held back: what a run that is killed here leaves behind.
         assert [row["step"] for row in read_metrics(path)] == list(range(1, step))
     log.flush()
+    assert log.written == [3, 3]
     log.add(4, {"train_loss": 4.0})
     log.flush()
+    log.add(4, {"val_loss": 4.0})
+    log.flush()
+    assert log.written == count_rows(read_metrics(path)) == [4, 4]
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
-    assert path.read_text().count("\n") == 4
+    assert path.read_text().count("\n") == 5
 
 
 def test_rows_of_one_step_are_one_row(tmp_path: Path) -> None:
@@ -87,8 +91,10 @@ def test_rows_of_one_step_are_one_row(tmp_path: Path) -> None:
         log.add(6, {"val/loss": 1.0})
     again = MetricsLog(tmp_path / "m.jsonl", keep_to_step=3, pending={"step": 3, "train_loss": 3.0})
     assert again.pending == {"step": 3, "train_loss": 3.0}
+    assert again.written == [2, 2]
     again.add(3, {"val_loss": 0.5})
     again.add(4, {"train_loss": 9.0})
+    assert again.written == [3, 3]
     again.flush()
     rows = read_metrics(tmp_path / "m.jsonl")
     assert [(row["step"], row["train_loss"]) for row in rows] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 9.0)]

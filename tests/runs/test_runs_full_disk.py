@@ -240,10 +240,12 @@ def test_what_a_full_disk_is() -> None:
         assert explain_full(other, Path()) is None
     quota = explain_full(OSError(errno.EDQUOT, "Disk quota exceeded"), Path("there"))
     assert quota is not None
-    assert "as your quota allows" in quota
+    assert "as your quota allows. Make room there, or move the outputs" in quota
     limit = explain_full(OSError(errno.EFBIG, "File too large"), Path())
     assert limit is not None
-    assert "ulimit -f" in limit
+    assert "ulimit -f). Raise the limit (ulimit -f unlimited), or" in limit
+    assert "Make room" not in limit
+    assert "MB free" not in limit
 
 
 @pytest.mark.parametrize("place", ["file/outputs", "file", "long/" + "x" * 300, "/proc/nothing/outputs"])

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,19 @@ def end(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     return weights, [{key: value for key, value in row.items() if key != "train_seconds"} for row in rows]
 
 
-@pytest.mark.parametrize("damage", ["newest", "both"])
+def flip_a_byte(file: Path) -> None:
+    """Change one byte in the middle of the largest tensor."""
+    with zipfile.ZipFile(file) as archive:
+        tensors = [one for one in archive.infolist() if "/data/" in one.filename]
+        part = max(tensors, key=lambda one: one.file_size)
+        tensor = archive.read(part)
+    content = bytearray(file.read_bytes())
+    place = content.index(tensor) + len(tensor) // 2
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["newest", "both", "a byte"])
 def test_a_damaged_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     straight = train(make_config("gru", "translation", *OPTIONS, "out_dir=straight"), console=QUIET)
     config = make_config("gru", "translation", *OPTIONS)
@@ -72,7 +85,12 @@ def test_a_damaged_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch
         2,
     ]
     content = (folder / "last.ckpt").read_bytes()
-    (folder / "last.ckpt").write_bytes(content[: len(content) // 2])
+    if damage == "a byte":
+        flip_a_byte(folder / "last.ckpt")
+        torch.load(folder / "last.ckpt")  # does not notice it
+    else:
+        (folder / "last.ckpt").write_bytes(content[: len(content) // 2])
+    damaged = (folder / "last.ckpt").read_bytes()
     if damage == "both":
         (folder / "previous.ckpt").write_bytes(b"")
     (folder / "last.ckpt.tmp").write_bytes(b"half")  # what a kill leaves
@@ -80,17 +98,76 @@ def test_a_damaged_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch
     said = Console(record=True, width=400)
     resumed = train(config, console=said)
     text = said.export_text()
-    assert "last.ckpt: cannot be read as a checkpoint (it is cut off: its end is missing)" in text
-    then = "going on from previous.ckpt" if damage == "newest" else "starting anew"
-    assert f"it is kept as damaged.ckpt; {then}" in text
-    assert ("resumed at step 2" in text) == (damage == "newest")
+    reason = (
+        "damaged: the checksum of its part" if damage == "a byte" else "it is cut off: its end is missing)"
+    )
+    assert f"last.ckpt: cannot be read as a checkpoint ({reason}" in text
+    both = damage == "both"
+    assert "it is kept as damaged-last.ckpt; going on from previous.ckpt" in text
+    assert ("it is kept as damaged-previous.ckpt; starting anew" in text) == both
+    assert ("resumed at step 2" in text) == (not both)
     assert resumed.status == "completed"
     found, expected = end(resumed.path), end(straight.path)
     assert all(torch.equal(value, found[0][name]) for name, value in expected[0].items())
     assert found[1] == expected[1]
     names = {path.name for path in folder.iterdir()}
-    assert names == {"last.ckpt", "previous.ckpt", "damaged.ckpt"}
+    assert names - {"damaged-previous.ckpt"} == {"last.ckpt", "previous.ckpt", "damaged-last.ckpt"}
+    assert ("damaged-previous.ckpt" in names) == both
+    assert (folder / "damaged-last.ckpt").read_bytes() == damaged
     assert not list(resumed.path.glob(".*"))
+
+
+@pytest.mark.parametrize("lost", ["the file", "first", "last", "middle"])
+def test_rows_that_are_gone(make_config: Make, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """The newest checkpoint that the rows fit is gone on from; the end has all rows in any case."""
+    straight = train(make_config("gru", "translation", *OPTIONS, "out_dir=straight"), console=QUIET)
+    config = make_config("gru", "translation", *OPTIONS)
+    folder = killed(config, monkeypatch, 5)
+    names = ("last.ckpt", "previous.ckpt")
+    states = [torch.load(folder / "checkpoints" / name)["rmsrepro"] for name in names]
+    # The row of the checkpoint's own step is in the checkpoint.
+    assert [(state["step"], state["rows"]) for state in states] == [(4, [3, 3]), (2, [1, 1])]
+    metrics = folder / "metrics.jsonl"
+    rows = metrics.read_text().splitlines(keepends=True)
+    assert len(rows) == 4
+    if lost == "the file":
+        metrics.unlink()
+    else:
+        del rows[{"first": 0, "middle": 1, "last": 3}[lost]]
+        metrics.write_text("".join(rows))
+    said = Console(record=True, width=600)
+    resumed = train(config, console=said)
+    text = said.export_text()
+    notes = [line for line in text.splitlines() if "metrics.jsonl has other rows" in line]
+    has = {"the file": "none", "first": "2 (the last of step 3)", "middle": "2 (the last of step 3)"}
+    if lost == "last":  # that of the step of the checkpoint, which holds it
+        assert notes == []
+    else:
+        assert "there were 3 (the last of step 3), and there are " + has[lost] in notes[0]
+        assert notes[0].endswith("it is kept as unused-last.ckpt; going on from previous.ckpt")
+    if lost in ("the file", "first"):
+        assert "there were 1 (the last of step 1), and there are none" in notes[1]
+        assert notes[1].endswith("it is kept as unused-previous.ckpt; starting anew")
+    begin = {"last": "resumed at step 4", "middle": "resumed at step 2"}.get(lost, "training")
+    assert f"{folder.name}: {begin}" in text
+    found, expected = end(resumed.path), end(straight.path)
+    assert all(torch.equal(value, found[0][name]) for name, value in expected[0].items())
+    assert found[1] == expected[1]
+    assert torch.load(folder / "checkpoints" / "last.ckpt")["rmsrepro"]["rows"] == [5, 5]
+
+
+def test_a_checkpoint_that_counts_no_rows(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of older versions."""
+    config = make_config("gru", "lm", *OPTIONS)
+    folder = killed(config, monkeypatch, 5)
+    file = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(file)
+    del content["rmsrepro"]["rows"]
+    torch.save(content, file)
+    (folder / "metrics.jsonl").unlink()
+    said = Console(record=True, width=400)
+    assert train(config, console=said).status == "completed"
+    assert "resumed at step 4" in said.export_text()
 
 
 def test_a_good_checkpoint_is_there_at_each_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
