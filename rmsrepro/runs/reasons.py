@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-from rmsrepro.config.errors import UserError, causes, first_line
+from rmsrepro.config.errors import StrayEnd, UserError, causes, first_line
 
 SMALLER = "data.batch_tokens (and raise trainer.accumulate) or model.size"
 _MEMORY = re.compile(
@@ -59,7 +59,7 @@ class KilledAgain(RuntimeError):
 def explain(error: BaseException) -> str:
     """Say what went wrong and, where it is known, what to do; in text that any file can hold."""
     name, text = type(error).__name__, str(error).strip()
-    if isinstance(error, UserError | WorkerLost | KilledAgain):
+    if isinstance(error, UserError | StrayEnd | WorkerLost | KilledAgain):
         return _writable(text or name)
     return known_reason(error) or (_writable(f"{name}: {first_line(text)}") if text else name)
 
