@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rmsrepro.config.errors import first_line
 from rmsrepro.config.study import StudyConfig, higher_is_better
+from rmsrepro.config.tuning import TUNED
 from rmsrepro.report import fields
 from rmsrepro.report.cells import BASELINE, Arm, Cell, label_apart, settings_shared
 from rmsrepro.report.formatting import join
@@ -116,7 +117,10 @@ class Tuning:
             ends = [key for key in self.tuned if arm.best and self._at_end(key, arm.best)]
             if ends:
                 names = join([f"{PARAMETERS[key]} {arm.best.point[key]:g}" for key in ends if arm.best])
-                found.append(f"{arm.arm.label}: the best {names} lies at the edge of its range; widen it")
+                ranges = join([f"tuning.{given}" for given, key in TUNED.items() if key in ends])
+                found.append(
+                    f"{arm.arm.label}: the best {names} lies at the edge of its range; widen {ranges}"
+                )
         return found
 
     def _at_end(self, key: str, best: Trial) -> bool:
@@ -259,7 +263,7 @@ def _arm(one: TunedNorm, record: TuningRecord, known: Mapping[str, RunRecord], n
     runs = [trial.run for trial in trials if trial.run is not None]
     params = settings_of(runs[0]) if runs else {}
     best = trials[one.best] if one.best is not None else None
-    note = "" if best else one.why_none or "not chosen yet"
+    note = "" if best else one.why_none or ("given up" if record.given_up else "not chosen yet")
     return TunedArm(Arm(one.norm, names.title(one.norm, params), params, finals), trials, best, note)
 
 

@@ -209,11 +209,11 @@ def _tunings(
     for record in tunings:
         trials = {run_id for one in record.norms for run_id in one.trials}
         finals = {run_id for one in record.norms for run_id in one.finals}
-        if covered.intersection(trials | finals):
+        if record.given_up or covered.intersection(trials | finals):
             continue
         undecided = any(one.undecided for one in record.norms)
         if undecided or finals - wanted:
-            undone = "its best points are not chosen" if undecided else "its final runs are not begun"
+            undone = "its best points are not chosen" if undecided else "not all its final runs are begun"
             rows.append(TuningRow(record.tuning_id, undone, _line(record.command), out_dir))
     return rows
 

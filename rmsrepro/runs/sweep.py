@@ -34,7 +34,7 @@ from rmsrepro.runs.manifests import release_manifest, touch_manifest, write_mani
 from rmsrepro.runs.monitor import Monitor
 from rmsrepro.runs.planning import Job, SweepPlan, identify_job
 from rmsrepro.runs.reasons import explain
-from rmsrepro.runs.result import record_failure, runs_dir
+from rmsrepro.runs.result import finished_result, record_failure, runs_dir
 from rmsrepro.runs.submitted import Lost, Requeue
 from rmsrepro.runs.train import train
 from rmsrepro.runs.workers import (
@@ -99,7 +99,7 @@ def run_sweep(plan: SweepPlan, options: SweepOptions, *, base: Sequence[str], co
             folder.mkdir(parents=True, exist_ok=True)
             jobs = [(job.run_id, job.text) for job in todo]
             with (
-                _told_what_goes_on(launcher, console),
+                _told_what_goes_on(launcher, console, plan),
                 Monitor(console, jobs, folder, partial(touch_manifest, manifest)) as monitor,
             ):
                 # A launcher takes its whole list at once; to stop at a failure needs a look after each round.
@@ -150,8 +150,8 @@ def _end(job: Job, result: End | Lost) -> End:
 
 
 @contextlib.contextmanager
-def _told_what_goes_on(launcher: LauncherOptions, console: Console) -> Iterator[None]:
-    """Say, when the sweep is interrupted, what becomes of jobs that are not its own processes."""
+def _told_what_goes_on(launcher: LauncherOptions, console: Console, plan: SweepPlan) -> Iterator[None]:
+    """Say, when the sweep is interrupted, how far it is and what becomes of the rest."""
     try:
         yield
     except Interrupted:
@@ -159,6 +159,13 @@ def _told_what_goes_on(launcher: LauncherOptions, console: Console) -> Iterator[
             console.print(
                 "interrupted: the jobs that were submitted go on (squeue --me lists them; scancel ends one, "
                 "which saves its run first); the same command leaves running and finished ones as they are",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
+        else:
+            folders = [runs_dir(job.config.out_dir) / job.run_id for job in plan.jobs]
+            done = sum(finished_result(folder) is not None for folder in folders)
+            console.print(
+                f"interrupted: {done} of {len(folders)} finished; the same command goes on",
                 highlight=False, markup=False, soft_wrap=True,
             )  # fmt: skip
         raise

@@ -70,6 +70,8 @@ class TuningRecord:
     superseded: tuple[PlannedRun, ...] = ()
     """Runs of an earlier state of the same tuning, such as the final ones of a choice among fewer points."""
     command: str = ""
+    given_up: bool = False
+    """Whether somebody has said that nothing more is to come of it, until the command is given again."""
 
     def trial_runs(self) -> list[PlannedRun]:
         """All trials, norm by norm."""
@@ -121,15 +123,8 @@ def write_tuning(out_dir: Path, record: TuningRecord) -> Path:
 
 
 def give_up_tuning(out_dir: Path, record: TuningRecord) -> None:
-    """Say in a tuning's file that norms whose final runs are not all there will have none."""
-    runs = out_dir / "runs"
-    norms = [
-        replace(one, best=None, why_none="given up", finals=())
-        if one.undecided or not all((runs / run_id).exists() for run_id in one.finals)
-        else one
-        for one in record.norms
-    ]
-    write_tuning(out_dir, replace(record, norms=tuple(norms)))
+    """Say in a tuning's file that nothing more is to come of it; what it has come to stays."""
+    write_tuning(out_dir, replace(record, given_up=True))
 
 
 def _plain(record: TuningRecord) -> dict[str, Any]:
@@ -143,6 +138,7 @@ def _plain(record: TuningRecord) -> dict[str, Any]:
         "points": record.points,
         "norms": [dict(vars(one)) for one in record.norms],
         "superseded": [dict(vars(one)) for one in record.superseded],
+        "given_up": record.given_up,
     }
 
 
@@ -201,6 +197,7 @@ def read_tuning(path: Path) -> TuningRecord:
         points=points,
         norms=tuple(_norm(node, len(points), len(seeds)) for node in fields.listed(content, "norms")),
         superseded=tuple(_planned(node) for node in fields.listed(content, "superseded")),
+        given_up=content.get("given_up") is True,
     )
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def tell_end(jobs: Sequence[Job], seconds: float) -> int:
     """Say how the jobs of a sweep ended, what many have in common once; return the exit code."""
-    counts = Counter(job.status for job in jobs)
+    words = {"planned": "not run", "busy": "left to another process"}
+    counts = Counter(words.get(job.status, job.status) for job in jobs)
     skipped = sum(job.skipped for job in jobs)
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     say(f"{text} ({skipped} of them before) in {seconds:.0f} s")
@@ -23,14 +24,17 @@ def tell_end(jobs: Sequence[Job], seconds: float) -> int:
         if job.status in ("failed", "diverged", "planned", "interrupted", "busy"):
             groups.setdefault((job.status, job.error or ""), []).append(job)
     for (status, error), group in groups.items():
-        word = {"planned": "not run", "busy": "left to another process"}.get(status, status)
+        word = words.get(status, status)
         for job in group:
             say(f"{word}: {job.text}")
         if error:
             _tell_reason(group, status, error)
     failed = any(job.status in ("failed", "planned", "interrupted") for job in jobs)
     if failed:
-        say("the same command runs these again and skips what is finished")
+        these = "those that failed or were not run" if counts["diverged"] else "these"
+        say(f"the same command runs {these} again and skips what is finished")
+    if counts["diverged"]:
+        say("rerun=true trains anew what has diverged, as all else")
     return 1 if failed else 0
 
 

@@ -121,7 +121,7 @@ def test_the_final_runs_are_compared_by_the_rules_of_any_study(tuned: Path) -> N
     }  # fmt: skip
     assert [arm.lost_text for arm in tuning.arms] == ["1 diverged of 3", "", "1 diverged of 3"]
     (warning,) = tuning.warnings
-    assert warning == "RMSNorm: the best learning rate 0.029 lies at the edge of its range; widen it"
+    assert warning == "RMSNorm: the best learning rate 0.029 lies at the edge of its range; widen tuning.lr"
 
 
 def test_the_page_has_the_section_with_its_curves(tuned: Path) -> None:
