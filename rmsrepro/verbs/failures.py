@@ -34,7 +34,7 @@ def tell_end(jobs: Sequence[Job], seconds: float) -> int:
         these = "those that failed or were not run" if counts["diverged"] else "these"
         say(f"the same command runs {these} again and skips what is finished")
     if counts["diverged"]:
-        say("rerun=true trains anew what has diverged, as all else")
+        say("what diverged is finished: rerun=true trains it anew, and with it all the others")
     return 1 if failed else 0
 
 

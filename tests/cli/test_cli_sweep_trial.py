@@ -272,7 +272,7 @@ def test_text_that_is_no_utf8(cli: Run, program: Run, monkeypatch: pytest.Monkey
     assert failed.code == 1, failed.err
     assert r"RuntimeError: no \ud800 more" in failed.out
     [(run_id, record)] = records().items()
-    assert (record["status"], record["error"]) == ("failed", "RuntimeError: no \ud800 more")
+    assert (record["status"], record["error"]) == ("failed", r"RuntimeError: no \ud800 more")
     assert r"no \ud800 more" in Path(f"outputs/runs/{run_id}/error.txt").read_text()
     swept = cli("sweep", *job, "norm=rmsnorm,odd:Odd")
     assert swept.code == 1, swept.err

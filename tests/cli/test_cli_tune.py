@@ -242,6 +242,8 @@ def test_a_lost_trial_is_worst_and_a_lost_norm_is_named(cli: Run, monkeypatch: p
               "tuning.final_seeds=[1,2]")  # fmt: skip
     assert ran.code == 1
     assert "2 diverged" in ran.out
+    assert "what diverged is finished: rerun=true trains it anew" in ran.out
+    assert "runs these again" not in ran.out
     assert "norm=blows:Blows: no final runs: all 2 trials diverged or failed" in ran.out
     assert "Blows: 2 diverged of 2 trials" in ran.out
     assert sorted(record["seed"] for record in records().values()) == [0, 0, 0, 0, 1, 2]

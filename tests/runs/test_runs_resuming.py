@@ -19,7 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rmsrepro.config.errors import UserError
+from rmsrepro.config.errors import ProgramEnd, UserError
 from rmsrepro.config.overrides import split_override
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs import callbacks, checkpoints, execution
@@ -36,7 +36,7 @@ QUIET = Console(quiet=True)
 OPTIONS = ("model.dropout=0.2", "trainer.accumulate=2", "trainer.checkpoint_every=2")
 
 
-class Killed(BaseException):
+class Killed(ProgramEnd):
     pass
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rmsrepro.config.errors import UserError
+from rmsrepro.config.errors import ProgramEnd, UserError
 from rmsrepro.config.schema import TrainConfig
 from rmsrepro.runs import callbacks, execution
 from rmsrepro.runs.interruption import Interrupted
@@ -153,7 +153,7 @@ def test_a_killed_run_loses_no_row(
     config = make_config(model, task, *options, "out_dir=broken")
     original = callbacks.RunCallback.save
 
-    class Killed(BaseException):
+    class Killed(ProgramEnd):
         pass
 
     for last in (2, 4, 5, 8):
