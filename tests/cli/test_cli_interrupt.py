@@ -184,7 +184,7 @@ def test_a_run_that_another_process_is_at(cli: Run) -> None:
         assert cli("status").out.startswith("0 completed, 1 running, 0 failed, 0 left")
         swept = cli("sweep", *LM, "norm=rmsnorm", "backend=composite")
         assert swept.code == 0
-        assert "1 busy" in swept.out
+        assert "1 left to another process" in swept.out
     assert records() == {}
     assert cli("train", *LM, "norm=rmsnorm", "backend=composite").code == 0
     assert list(records()) == [run_id]
