@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rmsrepro.config.errors import first_line
 from rmsrepro.config.study import StudyConfig, higher_is_better
 from rmsrepro.config.tuning import TUNED
 from rmsrepro.report import fields
@@ -23,7 +22,8 @@ from rmsrepro.report.parameters import Names, names_of, settings_of
 from rmsrepro.report.records import Problem, RunRecord, State
 from rmsrepro.report.scorecard import Row, Scorecard, build_scorecard
 from rmsrepro.runs.tuning_fields import Point
-from rmsrepro.runs.tuning_record import PlannedRun, TunedNorm, TuningRecord, read_tuning, tunings_dir
+from rmsrepro.runs.tuning_record import PlannedRun, TunedNorm, TuningRecord, tunings_dir
+from rmsrepro.runs.tuning_record import read_tunings as all_tunings
 
 TRIAL, FINAL, EARLIER = "trial of a tuning", "final run of a tuning", "of an earlier choice of a tuning"
 """What a run is to a tuning."""
@@ -157,7 +157,8 @@ class Tunings:
 
 def read_tunings(out_dir: Path, files: Sequence[Path]) -> list[Tuning]:
     """Read some tunings with their runs; what is damaged is left out."""
-    read = [(file, record) for file in files if (record := _read(file, [])) is not None]
+    records = {record.tuning_id: record for record in all_tunings(out_dir)[0]}
+    read = [(file, records[file.stem]) for file in files if file.stem in records]
     wanted = {run.run_id for _, record in read for run in (*record.trial_runs(), *record.final_runs())}
     return list(_tunings(read, load_records(out_dir, run_ids=wanted).runs).tunings)
 
@@ -170,22 +171,11 @@ def find_tunings(out_dir: Path, runs: Sequence[RunRecord]) -> Tunings:
     Args:
         runs: all runs of the folder.
     """
-    problems: list[Problem] = []
-    try:
-        files = sorted(tunings_dir(out_dir).glob("*.json"))
-    except OSError:
-        files = []
-    read = [(file, record) for file in files if (record := _read(file, problems)) is not None]
+    records, damaged = all_tunings(out_dir)
+    problems = [Problem(file, f"damaged: {reason}") for file, reason in damaged.items()]
+    read = [(tunings_dir(out_dir) / f"{record.tuning_id}.json", record) for record in records]
     found = _tunings(read, runs)
     return replace(found, problems=(*problems, *found.problems))
-
-
-def _read(file: Path, problems: list[Problem]) -> TuningRecord | None:
-    try:
-        return read_tuning(file)
-    except (OSError, ValueError) as error:
-        problems.append(Problem(file, f"damaged: {first_line(error)}"))
-        return None
 
 
 def _tunings(read: Sequence[tuple[Path, TuningRecord]], runs: Sequence[RunRecord]) -> Tunings:
